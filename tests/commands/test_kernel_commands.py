@@ -128,7 +128,8 @@ def test_the_sanitizer_is_refused_where_nothing_runs_on_a_gpu():
 def h200(monkeypatch, tmp_path):
     """Pretend that there is a GPU, on which nothing was measured yet; measure with what it takes.
 
-    It is given times by pass and provider, and who fails the gate in which pass.
+    It is given times by pass and provider, and who fails the gate in which pass. It returns what
+    the gate will have judged.
     """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -139,11 +140,16 @@ def h200(monkeypatch, tmp_path):
             for name, gpu_ns in times_ns[direction].items():
                 yield Timed(kernel.name, name, shape, dtype, direction, gpu_ns=gpu_ns)
 
-        def reject(kernel, provider, dtype, direction):
-            return "L1: output" if (provider, direction) in rejected else ""
+        def check(subject, levels):
+            judged.append(subject)
+            direction = "training" if subject.differentiable else "forward"
+            provider = subject.name.rpartition(" ")[2]
+            return report(is_right=(provider, direction) not in rejected)
 
+        judged = []
         monkeypatch.setattr(measure, "bench", bench)
-        monkeypatch.setattr(library, "_why_rejected", reject)
+        monkeypatch.setattr("kprof.kernels.correctness.check", check)
+        return judged
 
     return measuring
 
@@ -153,19 +159,19 @@ def told_of(answer):
 
 
 def test_a_gradient_made_beside_the_result_counts_in_the_pass_that_is_paid_for(h200):
-    h200({"forward": {"kprof": 2e4, "inductor": 1e4}, "training": {"kprof": 3e4, "inductor": 5e4}})
+    h200({"forward": {"kprof": 2e4, "eager": 1e4}, "training": {"kprof": 3e4, "eager": 5e4}})
     answer = kernels("bench", ["relu_squared"], shape="8x8", json=True)
-    assert told_of(answer) == [("forward", "inductor"), ("training", "kprof")]
+    assert told_of(answer) == [("forward", "eager"), ("training", "kprof")]
     assert told_of(kernels("explain", json=True)) == told_of(answer)
 
 
 def test_a_choice_is_explained_with_its_pass(h200):
-    h200({"forward": {"kprof": 2e4, "inductor": 1e4}, "training": {"kprof": 3e4, "inductor": 6e4}})
+    h200({"forward": {"kprof": 2e4, "eager": 1e4}, "training": {"kprof": 3e4, "eager": 6e4}})
     kernels("bench", ["relu_squared"], shape="8x8")
     forward, training = kernels("explain", ["relu_squared"]).sections
     assert forward.title == "relu_squared forward, 8x8 bfloat16"
     lead = forward.parts[0].text
-    assert "without gradients" in lead and "NVIDIA H200: inductor" in lead
+    assert "without gradients" in lead and "NVIDIA H200: eager" in lead
     assert amounts(lead)[0] == "2.00"
     assert training.title == "relu_squared training, 8x8 bfloat16"
     lead = training.parts[0].text
@@ -231,29 +237,25 @@ def test_what_has_no_backward_pass_is_measured_without_gradients_only(h200):
 
 
 def test_whoever_fails_the_gate_in_a_pass_is_not_chosen_for_it_however_fast(h200):
-    times_ns = {"inductor": 1e4, "kprof": 2e4}
-    h200({"forward": times_ns, "training": times_ns}, {("inductor", "training")})
+    times_ns = {"eager": 1e4, "kprof": 2e4}
+    h200({"forward": times_ns, "training": times_ns}, {("eager", "training")})
     answer = kernels("bench", ["relu_squared"], shape="8x8", json=True)
-    assert told_of(answer) == [("forward", "inductor"), ("training", "kprof")]
-    inductor, _ = json.loads(answer.json)[1]["measured"]
-    assert inductor["problem"].endswith("L1: output")
+    assert told_of(answer) == [("forward", "eager"), ("training", "kprof")]
+    eager, _ = json.loads(answer.json)[1]["measured"]
+    failed = report(is_right=False).levels[0]
+    assert eager["problem"].endswith(f"{failed.name}: {failed.why}")
 
 
-@pytest.mark.parametrize(("direction", "asked"), [("forward", ()), ("training", (0,))])
-def test_who_has_no_backward_pass_may_run_calls_without_gradients(monkeypatch, direction, asked):
-    subjects = []
-
-    def check(subject, levels):
-        subjects.append(subject)
-        return report(is_right=True)
-
-    monkeypatch.setattr("kprof.kernels.correctness.check", check)
-    (kernel,) = library._named(["relu_squared"])
-    assert library._why_rejected(kernel, "eager", "float16", direction) == ""
-    assert (subjects[0].differentiable, subjects[0].dtypes) == (asked, ("float16",))
+def test_who_has_no_backward_pass_may_run_calls_without_gradients(h200):
+    judged = h200({"forward": {"eager": 2e4}, "training": {"eager": 3e4}})
+    answer = kernels("bench", ["relu_squared"], shape="8x8", dtype=["float16"], json=True)
+    assert told_of(answer) == [("forward", "eager"), ("training", "eager")]
+    assert [subject.differentiable for subject in judged] == [(), (0,)]
+    assert {subject.dtypes for subject in judged} == {("float16",)}
 
 
-def test_a_provider_that_breaks_the_gpu_ends_the_measuring_with_its_name(monkeypatch):
+def test_a_provider_that_breaks_the_gpu_ends_the_measuring_with_its_name(h200, monkeypatch):
+    h200({"forward": {"eager": 2e4}, "training": {"eager": 3e4}})
     why = "misaligned address"
     broken = not_run("L1", why)
     levels = (
@@ -263,9 +265,8 @@ def test_a_provider_that_breaks_the_gpu_ends_the_measuring_with_its_name(monkeyp
     )
     found = GateReport("relu_squared by eager", levels, ("L0", "L1"), is_gpu_broken=True)
     monkeypatch.setattr("kprof.kernels.correctness.check", lambda *words: found)
-    (kernel,) = library._named(["relu_squared"])
     with pytest.raises(KprofError, match=f"relu_squared by eager: .*{why}"):
-        library._why_rejected(kernel, "eager", "float16", "training")
+        kernels("bench", ["relu_squared"], shape="8x8", dtype=["float16"])
 
 
 def test_a_provider_that_cannot_run_here_is_a_clear_error(monkeypatch):

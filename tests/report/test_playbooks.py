@@ -11,10 +11,12 @@ import pytest
 import typer
 
 from kprof.cli import app, run_command_line
-from kprof.commands.report import _sentences
+from kprof.commands.report import read_evidence
 from kprof.errors import KprofError, modules_in
 from kprof.kernels import HOMES
 from kprof.report.playbooks import HEADINGS, all_playbooks, find_playbook
+from kprof.storage import save
+from tests.report.partner_evidence import finding_of, run_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = all_playbooks()
@@ -103,9 +105,12 @@ def test_every_kernel_that_a_rule_would_swap_in_is_one_of_the_library():
 RULES_PACKAGE = "kprof.analyze.findings.rules"
 
 
-def test_a_fix_says_in_words_what_to_do_first():
+def test_a_fix_says_in_words_what_to_do_first(tmp_path):
     # A card of the partner report shows the first sentence, and no commands.
-    first = {page.name: _sentences(dict(page.parts)["Fix"])[0] for page in PAGES}
+    save(run_of(*(finding_of(rule=name) for name in NAMES)), tmp_path)
+    advice = read_evidence([tmp_path]).advice
+    first = {name: one.how[0] for name, one in advice.items()}
+    assert sorted(first) == sorted(NAMES)
     bare = ("For GeGLU", "Both are needed")
     assert {name: one for name, one in first.items() if len(one) <= 25} == {}
     assert {name: one for name, one in first.items() if one.startswith(bare)} == {}
