@@ -146,15 +146,13 @@ def test_without_a_known_device_the_headline_says_why_it_is_missing():
 def test_an_unknown_gpu_is_named_as_the_reason():
     trace = analyzed_trace_of({}, device=None, gpus=(Gpu(0, "Strange 9000"),))
     why = fact(section("Utilisation", trace), "Roofline share, MFU, MBU")[1]
-    assert why.startswith("kprof has no peaks for Strange 9000; to find out, run `kprof roofline`")
+    assert "Strange 9000" in why and "kprof roofline" in why
 
 
 def test_a_gpu_that_the_trace_lists_without_a_name_is_none_that_it_names():
     trace = analyzed_trace_of({}, device=None, gpus=(Gpu(0, ""),))
-    why = fact(section("Utilisation", trace), "Roofline share, MFU, MBU")[1]
-    assert why.startswith(
-        "the trace does not name its GPU, so its peaks are unknown; to find out, "
-    )
+    unnamed = analyzed_trace_of({}, device=None, gpus=())
+    assert why_no_ceilings(trace) == why_no_ceilings(unnamed)
 
 
 def test_a_share_of_work_that_is_known_in_part_is_a_lower_bound():
@@ -162,7 +160,7 @@ def test_a_share_of_work_that_is_known_in_part_is_a_lower_bound():
     trace = analyzed_trace_of(known, {"start_ns": 100, "duration_ns": 300})
     value, basis = fact(section("Utilisation", trace), "MFU")
     assert value == "≥ 2.5 %"
-    assert "the work of only 25.0 % of the device time is known" in basis
+    assert "25.0 %" in amounts(basis)
 
 
 def test_a_lower_bound_that_reads_as_nothing_is_unknown_everywhere():
@@ -172,7 +170,8 @@ def test_a_lower_bound_that_reads_as_nothing_is_unknown_everywhere():
     assert [one.value for one in (headline.mfu, headline.mbu, headline.roofline)] == [None] * 3
     assert fact(section("Utilisation", trace), "Roofline share, MFU, MBU")[0] == "not known"
     (check,) = [one for one in audit(trace) if one.name == "Known work"]
-    assert check.meaning.startswith("MFU, MBU and roofline share are not known")
+    assert "MFU" in check.meaning and "MBU" in check.meaning
+    assert check.meaning != next(c for c in audit(RICH) if c.name == check.name).meaning
 
 
 def test_known_work_is_one_number_on_every_part_of_the_page():
@@ -283,7 +282,6 @@ def test_idle_time_says_its_cause_what_could_be_gained_and_where_to_look():
     causes, places, _ = tables(section("Idle time"))
     # A single wait in a single step may be start-up.
     assert causes.rows[0][:4] == ("launch-bound", "50.0 %", "50 ns", "—")
-    assert "50 ns passed in one wait of a cause" in texts(section("Idle time"))
     assert places.rows == (("launch-bound", "aten::copy_", "layers.*.mlp", "50 ns", "1 time"),)
     lead = section("Idle time").parts[0].text
     assert amounts(lead) == ["100 ns", "25.0 %", "50.0 %", "50 ns"]
@@ -304,17 +302,15 @@ def test_throttling_by_power_is_a_warning_and_energy_comes_from_the_counter():
 
 
 def test_caveats_of_the_recording_and_of_the_numbers_stand_together():
-    text = texts(section("Caveats"))
-    assert "12 records were dropped." in text
-    assert "66.7 % of device time is not traced to an operator or range" in text
-    assert "The work of 33.3 % of device time is not known: it has no roofline." in text
+    found = warnings(section("Caveats"))
+    assert found[0] == RICH.meta.caveats[0]
+    assert [amounts(text) for text in found][1:3] == [["66.7 %"], ["33.3 %"]]
     assert tables(section("Caveats"))[0].rows[0][0] == "strange_kernel"
 
 
 def test_a_kernel_that_beats_the_roofline_is_a_caveat():
     trace = analyzed_trace_of({"duration_ns": 100, "limit_ns": 106}, device=ROUND_DEVICE)
-    text = texts(section("Caveats", trace))
-    assert "1 activity (100.0 % of device time) ran faster than the roofline says" in text
+    assert ["1", "100.0 %"] in [amounts(text) for text in warnings(section("Caveats", trace))]
 
 
 def test_the_memory_of_two_ranks_is_not_one_curve():
