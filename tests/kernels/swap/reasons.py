@@ -21,8 +21,6 @@ TRANSFORM = "inside a transform of torch.func"
 GRADIENTS = "gradients are asked for"
 
 # Of calls of attention
-MANY_TOKENS = "more than 8 tokens"
-FEW_TOKENS = "8 tokens or fewer"
 OPTIONS = "it is called with options that the kernel does not have"
 MASK = "a mask that is not plainly causal"
 ROOM_IN_CACHE = "a cache with room for more tokens"

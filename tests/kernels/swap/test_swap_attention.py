@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.kernels.swap.reasons import MANY_TOKENS, MASK, OPTIONS, OWN_ATTENTION
+from kprof.kernels.swap.translate import MANY_TOKENS
+from tests.kernels.swap.reasons import MASK, OPTIONS, OWN_ATTENTION
 from kprof.kernels.swap.swapping import swapped
 from tests.kernels.swap import attention_calls as calls
 from tests.kernels.swap.attention_calls import Attention

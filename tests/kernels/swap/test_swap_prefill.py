@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tests.kernels.swap.reasons import GRADIENTS, MANY_TOKENS
+from kprof.kernels.swap.translate import MANY_TOKENS
+from tests.kernels.swap.reasons import GRADIENTS
 from kprof.kernels.attention.attention_forward import KERNEL as FORWARD
 from kprof.kernels.swap.providers import AS_FAST, UNMEASURED, Providers
 from kprof.kernels.swap.swapping import swapped

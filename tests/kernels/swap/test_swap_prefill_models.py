@@ -7,7 +7,8 @@ import functools
 import pytest
 import torch
 
-from tests.kernels.swap.reasons import FEW_TOKENS, MANY_TOKENS, MASK, ROOM_IN_CACHE
+from kprof.kernels.swap.translate import FEW_TOKENS, MANY_TOKENS
+from tests.kernels.swap.reasons import MASK, ROOM_IN_CACHE
 from kprof.kernels.swap.providers import UNMEASURED
 from kprof.kernels.swap.swapping import swapped
 from tests.kernels.kernel_checks import INTERPRETED, quiet_numpy  # noqa: F401
