@@ -184,7 +184,7 @@ def _named(way: str, rows: pd.DataFrame, total_ns: int) -> Named:
     because, is_by_order = WAYS[way]
     if not is_by_order:
         return Named(way, time_ns, share, "high", because)
-    checked_ns, agreeing_ns = _check(rows)
+    checked_ns, agreeing_ns = compare_names(rows)
     if not checked_ns:
         why = f"{because}; no kernel's own name tells more"
         return Named(way, time_ns, share, "fair", why, 0.0)
@@ -197,7 +197,7 @@ def _named(way: str, rows: pd.DataFrame, total_ns: int) -> Named:
     return Named(way, time_ns, share, confidence, because, checked_ns / time_ns, agreeing)
 
 
-def _check(rows: pd.DataFrame) -> tuple[int, int]:
+def compare_names(rows: pd.DataFrame) -> tuple[int, int]:
     """Return the time of kernels whose names tell a kind, and of those whose operator is of it."""
     sums = rows.groupby(["name", "op"], observed=True)["duration_ns"].sum().reset_index()
     checked_ns = agreeing_ns = 0

@@ -8,7 +8,7 @@ from kprof.analyze.attribution.attribute import add_attribution
 from kprof.analyze.attribution.ledger import balance, count_launches
 from kprof.collect.merge import merge
 from kprof.collect.readers.kineto import reader as kineto
-from kprof.collect.readers.recorded.reader import _timed, add_captures
+from kprof.collect.readers.recorded.reader import add_captures, with_times_of_calls
 from kprof.trace import NodeNote
 from tests import kineto_files
 from tests.traces import trace_of
@@ -127,7 +127,7 @@ def untimed_capture():
 
 
 def test_calls_of_a_capture_without_times_lie_in_their_operators_in_their_order():
-    calls = _timed(untimed_capture()).ranges.iloc[[7, 6, 5]]
+    calls = with_times_of_calls(untimed_capture()).ranges.iloc[[7, 6, 5]]
     assert calls["start_ns"].tolist() == [1100, 1200, 1300]
     assert set(calls["thread"]) == {1}
 
@@ -139,17 +139,22 @@ def test_a_call_without_a_time_lies_in_no_operator_inside_its_own():
     innermost |= {"start_ns": 1210, "duration_ns": 10}
     rows = [*trace.ranges.to_dict("records"), innermost]
     rows[6]["external_id"] = 9
-    assert _timed(trace_of(ranges=rows)).ranges["start_ns"].iloc[[6, 5]].tolist() == [1210, 1300]
+    assert with_times_of_calls(trace_of(ranges=rows)).ranges["start_ns"].iloc[[6, 5]].tolist() == [
+        1210,
+        1300,
+    ]
 
 
 def test_a_launch_before_the_capture_is_none_of_its_calls():
-    assert _timed(untimed_capture()).ranges["start_ns"].iloc[3] == 0
+    assert with_times_of_calls(untimed_capture()).ranges["start_ns"].iloc[3] == 0
 
 
 def test_calls_that_have_times_keep_them():
     timed = untimed_capture()
     timed = timed.with_ranges(start_ns=timed.ranges["start_ns"].replace(0, 1150))
-    assert _timed(timed).ranges["start_ns"].tolist() == timed.ranges["start_ns"].tolist()
+    assert (
+        with_times_of_calls(timed).ranges["start_ns"].tolist() == timed.ranges["start_ns"].tolist()
+    )
 
 
 def test_what_was_captured_is_no_launch_that_left_no_activity(tmp_path):

@@ -273,7 +273,9 @@ def test_a_verb_takes_its_objects_and_heavy_work_comes_before_light_work(name, k
 
 def test_each_word_of_the_table_stands_once():
     words = f"{kinds.WORDS}{kinds.WEAK_WORDS}".split()
-    told = [word for word in words if word not in {kind for kind, _ in kinds._ROWS}]
+    # A row begins with its kind; one that is indented goes on.
+    named = set(re.findall(r"^\w+", f"{kinds.WORDS}{kinds.WEAK_WORDS}", re.MULTILINE))
+    told = [word for word in words if word not in named]
     assert {word for word in told if told.count(word) > 1} == set()
 
 

@@ -14,7 +14,7 @@ from kprof.analyze.attribution.cuda_graphs import (
     OWN_NAME,
     PLACE,
     WAYS,
-    _check,
+    compare_names,
     how_named,
 )
 from kprof.analyze.attribution.ledger import balance
@@ -109,10 +109,10 @@ def test_generated_code_is_surer_by_its_kernels_names_than_by_their_places():
 def test_kernels_names_agree_with_the_operators_of_eager_steps_and_not_with_their_neighbours(name):
     kernels = add_attribution(kineto.read(H200 / f"{name}.json.gz")).kernels
     kernels = kernels[(kernels["activity"] == "kernel") & kernels["op"].notna()]
-    checked_ns, agreeing_ns = _check(kernels)
+    checked_ns, agreeing_ns = compare_names(kernels)
     assert agreeing_ns == checked_ns > 0.3 * kernels["duration_ns"].sum()
     beside = kernels.assign(op=np.roll(kernels["op"].astype(object), 1))
-    checked_ns, agreeing_ns = _check(beside)
+    checked_ns, agreeing_ns = compare_names(beside)
     assert agreeing_ns < 0.55 * checked_ns < AGREES * checked_ns
 
 

@@ -243,7 +243,9 @@ def add_captures(trace: Trace, part: Path) -> Trace:
     Ids that Kineto counts anew in every recording are left out of them, and those of activities:
     what is captured runs nothing, so that a step among them is none either.
     """
-    captures = [_timed(kineto.read(path)) for path in sorted(part.glob("graph-*.json*"))]
+    captures = [
+        with_times_of_calls(kineto.read(path)) for path in sorted(part.glob("graph-*.json*"))
+    ]
     if not captures:
         return trace
     base_time_ns = trace.meta.base_time_ns
@@ -260,7 +262,7 @@ def add_captures(trace: Trace, part: Path) -> Trace:
     return replace(trace, ranges=concatenated(traces, "ranges"))
 
 
-def _timed(capture: Trace) -> Trace:
+def with_times_of_calls(capture: Trace) -> Trace:
     """Give calls into CUDA a time, where the profiler gave them none (torch 2.11 in a capture).
 
     A call's operator is recorded, and so is the order of calls. A call gets the earliest moment
