@@ -305,10 +305,10 @@ def test_what_it_cannot_do_it_refuses():
     ("others", "why"),
     [
         ({"q": (2, 3, 1, 64)}, "do not share"),
-        ({"q": (3, 4, 1, 64)}, "3 sequences of queries, 2 of keys"),
+        ({"q": (3, 4, 1, 64)}, "3 sequences of queries, 2"),
         ({"q": (4, 1, 64)}, "queries"),
         ({"v": (2, 2, 69, 64)}, "values"),
-        ({"k": (2, 2, 70, 128), "v": (2, 2, 70, 128)}, "heads of 64 and 128"),
+        ({"k": (2, 2, 70, 128), "v": (2, 2, 70, 128)}, "64 and 128"),
         ({"lengths": (1,)}, "for 2 sequences"),
         ({"table": (1, 2)}, "for 2 sequences"),
         ({"k_scale": ()}, "scales of keys"),

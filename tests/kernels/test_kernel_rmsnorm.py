@@ -223,9 +223,9 @@ def test_with_a_residual_a_program_of_2048_columns_leaves_room_and_spills_nothin
     ("arguments", "why"),
     [
         ((torch.zeros(2, 8, dtype=torch.float64), torch.zeros(8)), "none of float32"),
-        ((torch.zeros(2, 8), torch.zeros(8, dtype=torch.float16)), "the weight or bias is"),
-        ((torch.zeros(2, 8), torch.zeros(4)), "a weight or bias of shape (4,)"),
-        ((torch.zeros(1, 16_385), torch.zeros(16_385)), "at most 16,384 fit"),
+        ((torch.zeros(2, 8), torch.zeros(8, dtype=torch.float16)), "weight or bias is"),
+        ((torch.zeros(2, 8), torch.zeros(4)), "bias of shape (4,)"),
+        ((torch.zeros(1, 16_385), torch.zeros(16_385)), "16,384"),
     ],
 )
 def test_what_it_cannot_do_it_refuses(arguments, why):

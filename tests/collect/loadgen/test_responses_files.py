@@ -12,6 +12,9 @@ from kprof.errors import KprofError
 from tests.quantities import quantities_in
 from tests.responses import MS, judged, service
 
+# The name of a closed load.
+AT_A_TIME = "{} at a time"
+
 DATA = Path(__file__).parents[2] / "data" / "responses"
 AIPERF = DATA / "aiperf"
 GUIDELLM = DATA / "guidellm.json"
@@ -249,7 +252,7 @@ def test_a_limit_of_aiperf_that_was_reached_hides_how_long_requests_waited(
         ({"type": "fixed_schedule"}, ("open", "fixed_schedule")),
         ({"type": "constant", "rate": 5.0}, ("open", "5 requests/s, constant")),
         ({"type": "user_centric", "rate": 5.0}, ("closed", "5 requests/s, user_centric")),
-        ({"type": "concurrency", "concurrency": 8}, ("closed", "8 at a time")),
+        ({"type": "concurrency", "concurrency": 8}, ("closed", AT_A_TIME.format(8))),
     ],
 )
 def test_the_kind_of_an_aiperf_phase_is_the_load(with_phases, phase, load):

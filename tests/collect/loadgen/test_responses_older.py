@@ -9,6 +9,9 @@ from kprof.errors import KprofError
 from tests.quantities import quantities_in
 from tests.responses import MS
 
+# The name of a closed load.
+AT_A_TIME = "{} at a time"
+
 
 def write(tmp_path, benchmark):
     """Write a report of one benchmark."""
@@ -108,7 +111,7 @@ def test_a_request_that_ended_without_any_time_is_a_damaged_report(tmp_path, out
     [
         ({"request_rate": 10, "arrival_pattern": "poisson"}, "open", "10 requests/s, poisson"),
         ({"request_rate": 10, "request_rate_mode": "constant"}, "open", "10 requests/s, constant"),
-        ({"concurrency": 8}, "closed", "8 at a time"),
+        ({"concurrency": 8}, "closed", AT_A_TIME.format(8)),
     ],
 )
 def test_earlier_versions_of_aiperf_name_the_load_otherwise(tmp_path, generator, kind, name):

@@ -292,12 +292,14 @@ def test_a_scope_in_words_has_sizes_dtypes_layouts_and_modes():
 def test_a_call_outside_a_scope_has_a_reason():
     expected = {
         ((65_536, 256), "float32"): None,
-        ((65_537, 256), "float32"): "65,537 rows: the gate tried up to 65,536",
-        ((1, 255), "float32"): "255 columns: the gate tried 128, 256",
-        ((1, 256), "float16"): "float16: the gate tried bfloat16, float32",
-        ((1, 2, 256), "float32"): "a shape of 3 sizes: the gate tried 2",
+        ((65_537, 256), "float32"): ["65,537 rows", "65,536"],
+        ((1, 255), "float32"): ["255 columns", "128", "256"],
+        ((1, 256), "float16"): ["float16", "bfloat16", "float32"],
+        ((1, 2, 256), "float32"): ["3 sizes", "2"],
     }
-    assert {call: SCOPE.why_outside(*call) for call in expected} == expected
+    named = re.compile(r"[\d,]*\d(?: (?:rows|columns|sizes))?|b?float\d+")
+    reasons = {call: SCOPE.why_outside(*call) for call in expected}
+    assert {call: why and named.findall(why) for call, why in reasons.items()} == expected
 
 
 def test_a_number_of_dimensions_and_a_mode_are_outside_where_they_were_not_tried():

@@ -12,6 +12,8 @@ WRITES_GLOBAL = "its forward writes a global variable"
 NOT_CAUSAL_LOSS = "it is not the loss of a causal language model"
 CHANGES_LOGITS = "it changes its logits before the loss"
 UNUSED_LOSS = "its forward computes its loss without its loss function"
+OTHER_GRADIENTS = "its gradients are those of something else"
+RUNS_ADD = "its code runs add, which the kernel does not"
 
 # Of calls
 ANOTHER_LOSS = "it has another loss now"

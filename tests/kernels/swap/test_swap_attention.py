@@ -185,7 +185,7 @@ def test_a_mask_that_somebody_wrote_to_is_odd(transformers):
 
 @pytest.mark.parametrize(
     ("cache", "way"),
-    [("dynamic", (1, "kprof", None)), ("static", (1, None, "a mask that is not plainly causal"))],
+    [("dynamic", (1, "kprof", None)), ("static", (1, None, MASK))],
 )
 def test_masks_of_inference_mode_go_to_the_original(transformers, cache, way):
     model = made(transformers)

@@ -12,12 +12,14 @@ from torch import nn
 from torch.nn import functional
 
 import tests.kernel_interpreter  # noqa: F401 - first, before anything imports Triton.
+from kprof.kernels.swap.reads import COMPARES
 from kprof.kernels.swap.swapping import swapped
 from tests.kernels.swap.reasons import (
     ANOTHER_LOSS,
     CHANGES_LOGITS,
     HEAD_HOOKS,
     NOT_CAUSAL_LOSS,
+    RUNS_ADD,
     UNUSED_LOSS,
 )
 
@@ -343,13 +345,13 @@ def test_calls_with_options_that_a_loss_does_not_share_run_it(kernel, function, 
 @pytest.mark.parametrize(
     ("function", "why"),
     [
-        (with_penalty, "its code runs add, which the kernel does not"),
-        (masking_a_token, "it is not the loss of a causal language model"),
-        (masking_what_is_rare, "it is not the loss of a causal language model"),
-        (weighted, "it reads CLASS_WEIGHTS, a tensor, which the kernel does not take"),
-        (capped, "it is not the loss of a causal language model"),
-        (doubled_where_long, "its code compares sizes: it may compute something else for others"),
-        (detached, "its code runs add, which the kernel does not"),
+        (with_penalty, RUNS_ADD),
+        (masking_a_token, NOT_CAUSAL_LOSS),
+        (masking_what_is_rare, NOT_CAUSAL_LOSS),
+        (weighted, "CLASS_WEIGHTS, a tensor"),
+        (capped, NOT_CAUSAL_LOSS),
+        (doubled_where_long, COMPARES),
+        (detached, RUNS_ADD),
         (functools.partial(with_smoothing, label_smoothing=0.1), NO_LOSS),
     ],
 )
@@ -358,7 +360,8 @@ def test_a_loss_that_does_more_is_left_alone_with_the_reason(function, why):
     model.__dict__["_loss_function"] = function
     with swapped(model, *KERNELS) as swap:
         pass
-    assert {site.skipped for site in swap.sites} == {why}
+    (skipped,) = {site.skipped for site in swap.sites}
+    assert why in skipped
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from kprof.kernels.swap.translate import FEW_TOKENS
+from kprof.kernels.swap.providers import NEEDS_GPU
 from kprof.kernels.swap.translate import MANY_TOKENS
 from tests.kernels.swap.reasons import GRADIENTS
 from kprof.kernels.attention.attention_forward import KERNEL as FORWARD
@@ -54,7 +56,7 @@ def test_what_nobody_measured_goes_to_torch():
 
 
 @pytest.mark.parametrize(
-    ("fastest", "why"), [(None, UNMEASURED), ("eager", AS_FAST), ("kprof", "not on a GPU")]
+    ("fastest", "why"), [(None, UNMEASURED), ("eager", AS_FAST), ("kprof", NEEDS_GPU)]
 )
 def test_the_measured_provider_is_chosen_or_none(monkeypatch, fastest, why):
     providers = Providers({FORWARD.name: FORWARD}, {})
@@ -105,9 +107,9 @@ def test_few_and_many_tokens_go_to_two_kernels():
         ({"attn_mask": torch.ones(20, 20, dtype=torch.bool)}, {}, OTHERWISE),
         ({"dropout_p": 0.5}, {}, OTHERWISE),
         ({"scale": 0.3}, {}, OTHERWISE),
-        ({}, {"tokens": 8}, "8 tokens or fewer"),
+        ({}, {"tokens": 8}, FEW_TOKENS),
         # Its last queries would see all keys.
-        ({"is_causal": True}, {"keys": 12}, "more tokens than keys"),
+        ({"is_causal": True}, {"keys": 12}, "tokens than keys"),
         ({}, {"dim": 48}, "heads of 48"),
     ],
 )

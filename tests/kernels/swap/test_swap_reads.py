@@ -605,13 +605,13 @@ class Hooking(Norm):
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (Noting, "it reads SEEN, a list, which may change"),
-        (Counting, "it reads COUNT, a dict, which may change"),
-        (Printing, "its code calls print"),
-        (Opening, "its code calls open"),
-        (Drawing, "its code calls random.random, a builtin_function_or_method that is not known"),
-        (Listing, "it reads seen, a list, which the kernel does not take"),
-        (Hooking, "its code calls register_hook"),
+        (Noting, "reads SEEN, a list,"),
+        (Counting, "reads COUNT, a dict,"),
+        (Printing, "calls print"),
+        (Opening, "calls open"),
+        (Drawing, "calls random.random, a builtin_function_or_method"),
+        (Listing, "reads seen, a list,"),
+        (Hooking, "calls register_hook"),
     ],
 )
 def test_code_with_effects_is_not_run_to_recognise_it(make, why, capsys, tmp_path, monkeypatch):
@@ -621,7 +621,8 @@ def test_code_with_effects_is_not_run_to_recognise_it(make, why, capsys, tmp_pat
         assert (SEEN, COUNT, getattr(module, "seen", [])) == ([], {"calls": 0}, [])
     assert (capsys.readouterr().out, list(tmp_path.iterdir())) == ("", [])
     assert random.getstate() == state
-    assert [site.skipped for site in swap.sites] == [why]
+    (site,) = swap.sites
+    assert why in site.skipped
 
 
 class Rotating(nn.Module):

@@ -7,6 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tests.kernels.swap.reasons import OTHER_GRADIENTS
+from kprof.kernels.swap.reads import WRITES
+from kprof.kernels.swap.sites.norms import OTHER
 from kprof.kernels.swap.swapping import swapped
 from tests.kernels.swap_models import Mlp, Norm
 
@@ -74,11 +77,11 @@ def test_an_mlp_that_cuts_large_numbers_off_is_another_one(largest):
 @pytest.mark.parametrize(
     ("module", "names", "why"),
     [
-        (Detached(8), ("swiglu=eager",), "its gradients are those of something else"),
-        (DetachedNorm(8), NORMS, "its gradients are those of something else"),
-        (Noting(8), ("swiglu=eager",), "its forward writes attributes"),
-        (CountingNorm(8), NORMS, "its forward writes attributes"),
-        (NormOfAll(8), NORMS, "it computes something else than an RMSNorm or a LayerNorm of rows"),
+        (Detached(8), ("swiglu=eager",), OTHER_GRADIENTS),
+        (DetachedNorm(8), NORMS, OTHER_GRADIENTS),
+        (Noting(8), ("swiglu=eager",), WRITES),
+        (CountingNorm(8), NORMS, WRITES),
+        (NormOfAll(8), NORMS, OTHER),
     ],
     ids=lambda one: type(one).__name__,
 )
