@@ -23,6 +23,7 @@ from kprof.analyze.passes import analyze
 from kprof.analyze.whatif.predict import suggest
 from kprof.commands.whatif import parse_change
 from kprof.device import find_device
+from kprof.errors import KprofError
 from kprof.open import read
 from kprof.report.difference import Compared, result_of_difference
 from kprof.report.result import result_of
@@ -45,6 +46,12 @@ ALL = [
         for path in OTHERS
         if path not in QUICK
     ),
+]
+# Small inputs of one peculiarity each; those that are refused are another test's.
+CASES = [
+    path
+    for path in sorted((SHARED.parent / "cases" / "traces").glob("*.json"))
+    if not path.name.endswith(".expected.json")
 ]
 SAMPLED = sorted(SHARED.rglob("sampled_rank-*.json.gz"))
 # Whole microseconds: of events with the same start and length only their order tells which holds
@@ -518,6 +525,18 @@ def test_no_saving_of_a_recorded_trace_exceeds_what_its_idle_section_calls_recov
     trace = analyzed(read([path]))
     assert_savings_lie_in_the_idle_section(trace)
     assert_findings_and_predictions_agree(trace)
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.name)
+def test_all_savings_of_a_peculiar_trace_are_possible(path):
+    try:
+        trace = analyzed(read([path]))
+    except KprofError:
+        pytest.skip("refused")
+    assert_savings_are_possible(result_of(trace, balance(trace)))
+    assert_savings_lie_in_the_idle_section(trace)
+    assert_findings_and_predictions_agree(trace)
+    assert_what_is_suggested_can_be_asked(trace)
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])

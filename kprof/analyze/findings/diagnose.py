@@ -64,11 +64,12 @@ def diagnose(trace: Trace, baseline: Baseline | None = None) -> Diagnosis:
         replace(one, saving=pricer.price([one]), cause_ns=pricer.cause_ns(one))
         for one in find_unexplained(seen, ranked)
     ]
-    all_saved = together(pricer, ranked)
+    told = [*largest, *ranked]
+    all_saved = together(pricer, told)
     return Diagnosis(
-        tuple(_with_telling_rows(one, trace) for one in (*largest, *ranked)),
+        tuple(_with_telling_rows(one, trace) for one in told),
         all_saved,
-        _why_no_sum(all_saved, ranked),
+        _why_no_sum(all_saved, told),
         start_up,
         together(pricer, [one for one in ranked if one.swap is not None]),
         tuple(not_applicable),

@@ -281,7 +281,7 @@ class Pricer:
 
     def _modestly_gained(self, findings: Sequence[Finding], replay: Replay) -> Gain:
         gained = self._gained(findings, replay, is_best=False)
-        if any(_may_succeed_in_part(one.fix) for one in findings):
+        if any(_may_succeed_in_part(one.fix) for one in findings if one.rule != UNEXPLAINED):
             # Half of the waiting goes away: half of the most that it may gain.
             waiting = self._gained(findings, replay, is_best=False, is_waiting=True)
             return Gain((gained.most_ns + waiting.most_ns) / 2, 0.0)
@@ -346,7 +346,9 @@ def _changes(findings: Sequence[Finding], *, is_best: bool) -> list[Change]:
     ]
     if is_best and (rows := _joined(one.idle_rows for one in _stalls(findings))).size:
         changes.append(Change(FILLED, idle_rows=tuple(rows.tolist())))
-    return changes + [Change(GRAPHED)] * any(one.fix.graphs for one in findings)
+    # Of time that no rule explains, nobody knows that graphs would hold it.
+    graphed = [one for one in findings if is_best or one.rule != UNEXPLAINED]
+    return changes + [Change(GRAPHED)] * any(one.fix.graphs for one in graphed)
 
 
 def _new_durations(

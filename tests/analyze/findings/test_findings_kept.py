@@ -13,6 +13,7 @@ from kprof.report.sections.findings import format_saving, render
 from kprof.storage import load, save
 from tests.analyze.findings.rule_cases import CASES
 from tests.collect.readers.test_recorded_traces import FOLDER
+from tests.quantities import quantities_in
 from tests.traces import analyzed_trace_of
 
 
