@@ -208,6 +208,24 @@ def test_one_of_anything_is_said_in_the_singular(name):
             assert found == [], text
 
 
+def test_the_lead_of_idle_time_has_the_share_of_its_table():
+    """508, 1.2, 0.079 and 0.017 ms: exact shares do not add up to 100 % in tenths."""
+    starts, at_ns = [], 0
+    idle = []
+    for row, (cause, took_ns) in enumerate(
+        (("launch-bound", 508_000), ("between kernels", 1_200), ("allocator", 79), (None, 17))
+    ):
+        at_ns += 10
+        idle.append(
+            {"cause": cause, "start_ns": at_ns, "duration_ns": took_ns, "kernel_row": row + 1}
+        )
+        at_ns += took_ns
+        starts.append(at_ns)
+    kernels = [{"start_ns": start, "duration_ns": 10} for start in (0, *starts)]
+    found = section("Idle time", analyzed_trace_of(*kernels, idle=idle))
+    assert f"{tables(found)[0].rows[0][1]} of it" in texts(found)
+
+
 def test_the_terminal_shows_the_ledgers_buckets_wherever_device_time_is_unattributed():
     for bucket, is_shown in (("unlinked", True), ("attributed", False)):
         (table,) = tables(section("Ledger", analyzed_trace_of({"bucket": bucket})))

@@ -143,7 +143,7 @@ def why_no_modules(trace: Trace) -> Unanswered | None:
         return None
     has_modules = bool((trace.ranges["kind"] == "module").any())
     why = "nothing ran in a module" if has_modules else "the trace does not record modules"
-    fix = _again(trace, "with a model of torch.nn.Module", "with with_modules=True")
+    fix = _again(trace, "with a model of torch.nn.Module", "with the option with_modules=True")
     return Unanswered("Which part of the model takes the time?", why, fix)
 
 
@@ -154,7 +154,7 @@ def why_no_lines(trace: Trace) -> Unanswered | None:
     return Unanswered(
         "Which line of Python launched a kernel, or kept the GPU waiting?",
         "Python stacks were not recorded",
-        _again(trace, "with --stacks (slower)", "with with_stack=True"),
+        _again(trace, "with --stacks (slower)", "with the option with_stack=True"),
     )
 
 

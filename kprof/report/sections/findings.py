@@ -230,6 +230,8 @@ def _evidence(trace: Trace, diagnosis: Diagnosis) -> Table:
     columns = (Column("Finding"), *PROOF)
     rows = [(one.rule, *row) for one in diagnosis.findings for row in _proofs(trace, one)]
     caption = "Evidence: kernels by name, idle time by place, layers of one kind together."
+    if count_gpu_steps(trace):
+        caption += " Times and time are of all steps, not of one."
     return Table(columns, tuple(rows), caption, terminal_rows=0)
 
 

@@ -78,7 +78,9 @@ def _lead(trace: Trace, groups: pd.DataFrame) -> str:
     if not trace.is_host_only:
         whole = ("all steps" if count_gpu_steps(trace) else "the window") + of_all(trace)
         idle = f"{idle}, {format_share(idle_ns / denominator(trace).time_ns)} of {whole}"
-    lead = f"{idle}; {format_share(largest['share'])} of it ({name}): {_meaning(name)}."
+    # As the table has it, whose shares add up to 100 %.
+    share = round_shares([int(time_ns) for time_ns in groups["time_ns"]])[0]
+    lead = f"{idle}; {share} of it ({name}): {_meaning(name)}."
     if recoverable_ns:
         lead += f" Fixing all causes would save up to {format_time(recoverable_ns)}."
     once_ns = int(find_once(trace).ns.sum())
