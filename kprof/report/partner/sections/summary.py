@@ -88,7 +88,7 @@ def _measured(evidence: Evidence) -> list[Row]:
         return [_claim(comparison, claim) for claim in comparison.claims]
     rows = []
     for name, measure in (
-        ("Time of a step", _step),
+        ("Time of a step, median", _step),
         ("Idle", _idle),
         ("Share of the hardware limit", _used),
     ):
