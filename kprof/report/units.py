@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from kprof.analyze.attribution.steps import find_lead
 from kprof.analyze.groupings import count_gpus
 from kprof.errors import counted
 from kprof.findings import Worth
@@ -39,6 +41,15 @@ def format_time(time_ns: float | None) -> str:
 def whose_time(*, is_host_only: bool) -> str:
     """Name the time that is accounted for: a device's, or in host mode the operators' own."""
     return "the operators' own time" if is_host_only else "device time"
+
+
+def and_before(trace: Trace) -> str:
+    """Return that a sum of device time holds what was launched before the first step, too."""
+    lead = find_lead(trace)
+    if not lead.kernels.any():
+        return ""
+    before_ns = int(trace.kernels["duration_ns"].to_numpy(np.int64)[lead.kernels].sum())
+    return f", with {format_time(before_ns)} outside of the steps"
 
 
 def format_exact(time_ns: int) -> str:

@@ -226,6 +226,21 @@ def test_the_lead_of_idle_time_has_the_share_of_its_table():
     assert f"{tables(found)[0].rows[0][1]} of it" in texts(found)
 
 
+def test_sums_of_device_time_say_how_much_of_it_lies_outside_of_the_steps():
+    step = {"kind": "step", "name": "0", "start_ns": 500, "duration_ns": 1_000}
+    calls = [
+        {"kind": "runtime", "name": "cudaLaunchKernel", "correlation": number, "start_ns": start}
+        for number, start in ((1, 0), (2, 600))
+    ]
+    kernels = [
+        {"correlation": 1, "start_ns": 20, "duration_ns": 70},
+        {"correlation": 2, "start_ns": 700, "duration_ns": 100},
+    ]
+    (table,) = tables(section("Top kernels", analyze(trace_of(*kernels, ranges=[step, *calls]))))
+    assert "70 ns outside of the steps" in table.caption
+    assert "outside" not in tables(section("Top kernels"))[0].caption
+
+
 def test_the_terminal_shows_the_ledgers_buckets_wherever_device_time_is_unattributed():
     for bucket, is_shown in (("unlinked", True), ("attributed", False)):
         (table,) = tables(section("Ledger", analyzed_trace_of({"bucket": bucket})))

@@ -7,6 +7,7 @@ import pandas as pd
 from kprof.analyze.groupings import find_dominant, group_kernels
 from kprof.report.section import Column, Section, Table, Text
 from kprof.report.units import (
+    and_before,
     format_count,
     format_saving,
     format_share,
@@ -72,7 +73,7 @@ def render(trace: Trace) -> Section:
     table = Table(
         tuple(columns[i] for i in kept),
         tuple(tuple(row[i] for i in kept) for row in rows),
-        _caption(len(groups), is_host_only=trace.is_host_only),
+        _caption(trace, len(groups)),
         _shares(shown),
     )
     return Section(title, ORDER, (lead, table))
@@ -100,11 +101,13 @@ def _lead(groups: pd.DataFrame, noun: str, whose: str) -> str:
     )
 
 
-def _caption(number: int, *, is_host_only: bool) -> str:
+def _caption(trace: Trace, number: int) -> str:
+    is_host_only = trace.is_host_only
     shown = f"The {ROWS} longest of {number:,}. " if number > ROWS else ""
     operator = "" if is_host_only else " Operator: the one behind most of the kernel's time."
     return (
-        f"{shown}Share: of all {whose_time(is_host_only=is_host_only)}. Of roofline: time at the "
-        "roofline over time taken. Saving: the time saved at the roofline; a dash where no work "
-        f"model applies, ≥ and ≤ where only a minimum of the work is known.{operator}"
+        f"{shown}Share: of all {whose_time(is_host_only=is_host_only)}{and_before(trace)}. Of "
+        "roofline: time at the roofline over time taken. Saving: the time saved at the roofline; a "
+        "dash where no work model applies, ≥ and ≤ where only a minimum of the work is known."
+        f"{operator}"
     )

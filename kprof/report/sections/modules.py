@@ -11,6 +11,7 @@ from kprof.analyze.groupings import collapse_layers, group_modules
 from kprof.analyze.roofline.utilisation import share_of_time
 from kprof.report.section import Column, Section, Table, Text
 from kprof.report.units import (
+    and_before,
     format_count,
     format_share,
     format_share_of_limit,
@@ -52,8 +53,9 @@ def _lead(trace: Trace) -> str:
     inside = share_of_time(kernels, kernels["module"].notna())
     number = format_count(int(kernels["module"].nunique()), "module")
     return (
-        f"{format_share(inside)} of {whose} is in {number}. An activity counts for the innermost "
-        "module around its launch, and in the backward pass for the module of its forward call."
+        f"{format_share(inside)} of {whose}{and_before(trace)} is in {number}. An activity counts "
+        "for the innermost module around its launch, and in the backward pass for the module of "
+        "its forward call."
     )
 
 
