@@ -185,11 +185,11 @@ class Replay:
 def without_edges(lag_ns: np.ndarray, is_gone: np.ndarray, roots_ns: np.ndarray) -> np.ndarray:
     """Return lags by which the edges that are gone hold nothing that another edge holds.
 
-    All other lags, with the time between the roots, are more than lies between any two nodes. Of
-    a lag twice as negative even what follows it begins before every root.
+    All lags, with the time between the roots, are more than lies between any two nodes. Of a lag
+    twice as negative even what follows it begins before every root.
     """
     spread_ns = float(np.ptp(roots_ns)) if len(roots_ns) else 0.0
-    most_ns = spread_ns + float(lag_ns.sum(where=~is_gone, dtype=np.float64))
+    most_ns = spread_ns + float(lag_ns.sum(dtype=np.float64))
     return np.where(is_gone, -int(min(2 * most_ns + 1, LARGEST_NS)), lag_ns)
 
 
