@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,10 @@ import typer
 from kprof.commands import Answer, ShowSecrets
 from kprof.errors import KprofError
 from kprof.report.redaction import secrets_shown
+
+# Python looks for cycles after 700 new objects. Tables are arrays and hold none: with a trace of
+# 580 MB it looked 319 times, and 75 times with this number, in 0.1 s less.
+OBJECTS_BETWEEN_COLLECTIONS = 20_000
 
 
 def open(
@@ -28,6 +33,7 @@ def open(
     With --force a saved run is read again from its recording.
     """
     _refuse_to_lose_a_run(paths, out, force=force)
+    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
     from kprof.open import open_run
     from kprof.report.progress import Progress
 
