@@ -64,6 +64,12 @@ class Vocabulary(dict[object, int]):
         """Return the number of each value."""
         return np.fromiter(map(self.__getitem__, values), np.int32, len(values))
 
+    def codes_of_few(self, values: list[object]) -> NDArray[np.int32]:
+        """Return the number of each value, as `codes` does; quicker where all are equal."""
+        if values and values.count(values[0]) == len(values):
+            return np.full(len(values), self[values[0]], np.int32)
+        return self.codes(values)
+
     def values_in_order(self) -> list[object]:
         """Return the values that have a number, by number."""
         return list(self)[1:]
@@ -244,8 +250,8 @@ class BlockDecoder:
         columns: Columns = {
             "role": role,
             "name": self.words["host_name"].codes([event.name for event in host]),
-            "pid": self.words["pid"].codes([event.pid for event in host]),
-            "tid": self.words["tid"].codes([event.tid for event in host]),
+            "pid": self.words["pid"].codes_of_few([event.pid for event in host]),
+            "tid": self.words["tid"].codes_of_few([event.tid for event in host]),
             **times,
         }
         at_operators = np.flatnonzero(_is_one_of(role, kineto.OPERATOR_ROLES))
