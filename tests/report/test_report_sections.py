@@ -13,6 +13,7 @@ from kprof.analyze.attribution.ledger import balance
 from kprof.analyze.capture_quality.audit import audit
 from kprof.analyze.capture_quality.unanswered import why_no_ceilings
 from kprof.analyze.energy import measure_step_energy
+from kprof.analyze.passes import analyze
 from kprof.analyze.roofline.utilisation import measure_known_work, measure_utilisation
 from kprof.device import THROTTLE_REASONS
 from kprof.errors import modules_in
@@ -30,7 +31,7 @@ from tests.section_traces import (
     texts,
     warnings,
 )
-from tests.traces import ROUND_DEVICE, analyzed_trace_of
+from tests.traces import ROUND_DEVICE, analyzed_trace_of, trace_of
 
 TRACES = {
     "empty": analyzed_trace_of(),
