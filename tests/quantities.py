@@ -3,7 +3,7 @@
 import re
 
 UNITS = "%|ns|µs|us|ms|s|h|MHz|W|J|°C|B|KiB|MiB|GiB|TiB|bytes|[KMGT]B(?:/s)?|[GT]FLOP/s|tokens"
-QUANTITY = re.compile(rf"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?: (?:{UNITS})(?![\w/]))?(?!\w)")
+QUANTITY = re.compile(rf"(?<![\w.])[-+]?\$?\d[\d,]*(?:\.\d+)?(?: (?:{UNITS})(?![\w/]))?(?!\w)")
 
 
 def quantities_in(text):

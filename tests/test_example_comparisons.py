@@ -13,7 +13,7 @@ from kprof.commands.report import read_evidence, sections_of_summary, write_part
 from kprof.comparison import load
 from kprof.report.partner.disclosure import LEVELS, MARKS, reduced
 from kprof.report.partner.outcome import outcome_of
-from tests.amounts import amounts
+from tests.quantities import quantities_in
 
 EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
 KEPT = sorted(path.parent for path in EXAMPLES.glob("ab_*/comparison.json"))
@@ -71,5 +71,5 @@ def test_the_terminal_says_which_figure_was_before():
     (section,) = sections_of_summary(evidence)
     (line,) = [part.text for part in section.parts if part.text.startswith("Step time")]
     before, after = line.split("; ")[:2]
-    assert "before" in before and amounts(before) == ["86.2 ms"]
-    assert "after" in after and amounts(after) == ["63.4 ms"]
+    assert "before" in before and quantities_in(before) == ["86.2 ms"]
+    assert "after" in after and quantities_in(after) == ["63.4 ms"]

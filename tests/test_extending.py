@@ -7,7 +7,7 @@ import pytest
 
 from kprof.report.section import Text
 from kprof.trace import Trace
-from tests.amounts import amounts
+from tests.quantities import quantities_in
 from tests.section_traces import RICH
 from tests.traces import analyzed_trace_of
 
@@ -26,7 +26,7 @@ def excerpt(heading, **given):
 def test_the_section_renders_a_trace():
     (first, *_) = excerpt("A section of the report")["render"](RICH).parts
     assert isinstance(first, Text)
-    assert amounts(first.text) == ["1"]
+    assert quantities_in(first.text) == ["1"]
 
 
 def test_the_reader_makes_a_trace():

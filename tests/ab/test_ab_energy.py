@@ -8,8 +8,8 @@ import pytest
 
 from kprof.ab import in_process, processes
 from tests.ab.ab_runs import Workload, script_in, stand_in, trial_of, window_of
-from tests.amounts import amounts
 from tests.commands.test_cli import kprof
+from tests.quantities import quantities_in
 
 NO_GPU = "no GPU took part"
 
@@ -116,7 +116,7 @@ def test_why_some_processes_have_no_energy_is_counted(script, monkeypatch, capsy
     kprof("ab", "--env", "K=V", "--energy", "--pairs", "6", "--fixed", "--json", script)
     result = json.loads(capsys.readouterr().out)
     (doubt,) = [one for one in result["doubts"] if why in one]
-    assert amounts(doubt) == ["1", "12", "8 %"]
+    assert quantities_in(doubt) == ["1", "12", "8 %"]
     assert result["claims"][1]["verdict"] == "INVALID"
     assert sum(pair[arm][1] is None for pair in result["pairs"] for arm in "ab") == 1
 

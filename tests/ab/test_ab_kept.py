@@ -10,8 +10,8 @@ from kprof.ab import calibrate, compare, processes
 from kprof.ab.calibrate import Machine
 from kprof.analyze.calibration.simulate import simulate
 from tests.ab.ab_runs import kept, script_in, stand_in, trial_of, window_of
-from tests.amounts import amounts
 from tests.commands.test_cli import kprof
+from tests.quantities import quantities_in
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_the_calibration_of_the_machine_goes_with_the_comparison(script, monkeyp
     stand_in(monkeypatch, b=0.9)
     kprof("ab", "--patch", "patch.py:f", script)
     assert "Minimum detectable effect" in capsys.readouterr().out
-    (doubt,) = [one for one in kept(script)["doubts"] if "1.6 %" in amounts(one)]
-    assert amounts(doubt) == ["40", "1.6 %", "1 %"]
+    (doubt,) = [one for one in kept(script)["doubts"] if "1.6 %" in quantities_in(one)]
+    assert quantities_in(doubt) == ["40", "1.6 %", "1 %"]
     kprof("report", "train-ab.kprof")
     assert "Minimum detectable effect" in Path("report.html").read_text()

@@ -13,7 +13,7 @@ from kprof.ab.variants import measure_host_resolution_ns
 from kprof.comparison import Metric, Plan
 from kprof.errors import KprofError
 from kprof.timing import WarmUp
-from tests.amounts import amounts
+from tests.quantities import quantities_in
 
 PLAN = Plan((TIME,), max_pairs=12, seed=3)
 
@@ -77,7 +77,7 @@ def test_outputs_that_differ_are_no_comparison(clock):
     a, b = taking(clock, 1_000_000, 1.0), taking(clock, 500_000, 1.5)
     claim = ab_test(a, b, plan=PLAN).headline
     assert claim.verdict == "INVALID"
-    assert amounts(claim.why)[0] == "0.5"  # by so much of A's norm
+    assert quantities_in(claim.why)[0] == "0.5"  # by so much of A's norm
 
 
 def test_an_output_kept_from_other_inputs_is_noticed(clock):
@@ -118,7 +118,7 @@ def test_a_time_below_what_the_work_needs_is_no_comparison(clock):
     a, b = taking(clock, 1_000_000), taking(clock, 90_000)
     claim = ab_test(a, b, plan=PLAN, floor_ns=100_000).headline
     assert claim.verdict == "INVALID"
-    assert amounts(claim.why)[1] == "100,000 ns"
+    assert quantities_in(claim.why)[1] == "100,000 ns"
 
 
 def test_functions_that_return_nothing_are_compared_with_a_doubt(clock):
@@ -204,7 +204,7 @@ def test_what_does_not_match_is_told_in_words_and_not_as_infinity(clock):
     claim = ab_test(a, b, plan=PLAN).headline
     assert claim.verdict == "INVALID"
     assert "shape" in claim.why
-    assert amounts(claim.why) == [] and "inf " not in claim.why
+    assert quantities_in(claim.why) == [] and "inf " not in claim.why
 
 
 def test_a_clock_that_there_is_not_is_answered_with_those_that_there_are():

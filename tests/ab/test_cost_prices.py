@@ -7,9 +7,9 @@ import pytest
 
 from kprof.ab.pricing import read_prices
 from kprof.analyze.cost.facts import facts_of
-from tests.amounts import amounts
 from tests.commands.test_cli import kprof
 from tests.cost_answers import OWN_LINE, SERVING, TODAY, answer, assuming, own_file, refusal
+from tests.quantities import quantities_in
 
 
 def test_two_gpus_that_no_list_has_both_of_need_a_price(capsys):
@@ -54,7 +54,7 @@ def test_old_prices_are_warned_of_on_the_day_they_are_used(capsys, tmp_path):
     assert kprof("cost", *own, "--as-of", "2027-01-31") == 0
     (warning,) = json.loads(capsys.readouterr().out)["warnings"]
     assert "2026-11-01" in warning and "H100, on-demand" in warning
-    assert "91" in amounts(warning)
+    assert "91" in quantities_in(warning)
 
 
 def test_a_file_of_ones_own_replaces_the_prices_of_its_gpus(capsys, tmp_path):

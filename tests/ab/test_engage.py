@@ -11,9 +11,9 @@ from kprof.analyze.engagement import Decided, RunAdded
 from kprof.commands.engage import write_report
 from kprof.errors import KprofError
 from kprof.findings import Saving
-from tests.amounts import amounts
 from tests.commands.test_cli import kprof
 from tests.engagements import finding, write_comparison, write_run
+from tests.quantities import quantities_in
 
 
 @pytest.fixture
@@ -60,14 +60,14 @@ def test_adding_a_run_tells_how_many_findings_it_has(begun, tmp_path, capsys):
     run = write_run(tmp_path / "run.kprof", *found, together=both, swapped=both)
     assert kprof("engage", "add", begun, run) == 0
     _, line, *_ = capsys.readouterr().out.splitlines()
-    assert amounts(line)[:2] == ["2", "2"]  # its number, its findings
+    assert quantities_in(line)[:2] == ["2", "2"]  # its number, its findings
 
 
 def test_adding_several_tells_of_each(begun, tmp_path, capsys):
     runs = [write_run(tmp_path / f"{i}.kprof", *[finding()] * i) for i in range(2)]
     assert kprof("engage", "add", begun, *runs) == 0
     _, *told = capsys.readouterr().out.splitlines()
-    assert [amounts(line)[:2] for line in told] == [["2", "0"], ["3", "1"]]
+    assert [quantities_in(line)[:2] for line in told] == [["2", "0"], ["3", "1"]]
 
 
 def test_a_run_is_kept_in_short_with_its_findings_and_without_its_folders(begun, tmp_path):
@@ -165,7 +165,7 @@ def test_a_file_name_with_another_number_is_refused(begun, capsys):
     (begun / "0001-opened.json").rename(begun / "0002-opened.json")
     assert kprof("engage", "status", str(begun)) == 2
     told = capsys.readouterr().err
-    assert "0002-opened.json" in told and "1" in amounts(told)
+    assert "0002-opened.json" in told and "1" in quantities_in(told)
 
 
 @pytest.mark.parametrize(

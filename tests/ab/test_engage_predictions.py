@@ -15,7 +15,6 @@ from kprof.findings import Saving, Worth
 from kprof.report.engagement_sections import NONE_SCORED, sections_of_engagement
 from kprof.storage import load, save
 from kprof.trace import Prediction
-from tests.amounts import amounts
 from tests.commands.test_cli import kprof
 from tests.engagements import (
     LATER_NS,
@@ -25,6 +24,7 @@ from tests.engagements import (
     write_comparison,
     write_run,
 )
+from tests.quantities import quantities_in
 from tests.section_traces import fact
 
 
@@ -117,9 +117,9 @@ def test_status_prints_mean_error_count_and_how_many_were_inside(begun, capsys):
     capsys.readouterr()
     overview, *_ = sections_of_engagement(read_engagement(begun))
     scored, errors = fact(overview, "Predictions")
-    assert amounts(scored) == ["1"]
+    assert quantities_in(scored) == ["1"]
     # Absolute, with its sign, inside of how many, surely; two are not tested yet.
-    assert amounts(errors) == ["2.0", "2.0", "1", "1", "1", "2"]
+    assert quantities_in(errors) == ["2.0", "+2.0", "1", "1", "1", "2"]
 
 
 def test_a_swap_is_of_the_one_finding_that_proposes_it(begun):
@@ -205,7 +205,7 @@ def test_another_step_time_than_the_recordings_is_a_doubt(begun):
     engagement_folder.add(begun, [run])
     (_, one) = added(begun, 0.87, tests="tiny_kernels").scored
     (doubt,) = one.doubts
-    assert amounts(doubt) == ["10 ms", "20 ms"]
+    assert quantities_in(doubt) == ["10 ms", "20 ms"]
 
 
 def test_a_tested_promise_is_open_again_where_a_later_run_makes_it_again(begun):
@@ -266,5 +266,5 @@ def test_a_prediction_whose_entry_was_removed_is_not_scored(begun):
     (begun / "0002-run-run-kprof.json").unlink()
     found = scores(begun)
     assert found.scored == ()
-    assert [amounts(one.why) for one in found.unscored] == [["2"]]
+    assert [quantities_in(one.why) for one in found.unscored] == [["2"]]
     assert kprof("engage", "report", str(begun)) == 0

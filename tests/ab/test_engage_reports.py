@@ -23,9 +23,9 @@ from kprof.report.junit import Case, render_junit
 from kprof.report.markdown import render_markdown
 from kprof.report.section import Column, Facts, Figure, Section, Table, Text
 from kprof.report.sla_verdict import Judged, result_of_sla
-from tests.amounts import amounts
 from tests.cost_answers import TODAY
 from tests.engagements import comparison_of, finding, write_comparison, write_run
+from tests.quantities import quantities_in
 from tests.report.partner_pages import cells_in
 
 HOSTILE = "</script>|`*_[x](y)<b>\x00\u202e"
@@ -84,7 +84,7 @@ def test_money_has_the_digits_that_its_band_allows_and_no_tokens_where_nobody_na
     steps, *others = rows
     name, before, after = (cell.strip() for cell in steps.strip("|").split(" | "))
     assert (name.endswith("\\$"), before) == (True, "—")
-    assert amounts(after) == ["0.042", "0.028", "0.056"]
+    assert quantities_in(after) == ["0.042", "0.028", "0.056"]
     assert any("cheaper" in row for row in others)
     assert not [row for row in rows if "token" in row]
 
@@ -137,10 +137,10 @@ def test_kernels_stand_beside_their_peers_and_who_did_not_run_is_no_peer(folder,
     (row,) = rows_of(folder, "Compared with other libraries")
     what, ours, other, which, ratio = (cell.strip() for cell in row.strip("|").split(" | "))
     assert what == "rmsnorm forward, 8192x4096 bfloat16"
-    assert (ours, other, which, amounts(ratio)) == ("2 µs", "3 µs", "liger", ["1.50"])
+    assert (ours, other, which, quantities_in(ratio)) == ("2 µs", "3 µs", "liger", ["1.50"])
     page = cells_in((folder / "report.html").read_text())
     (shown,) = [cells for cells in page if cells[:1] == (what,)]
-    assert (shown[3], amounts(shown[4])) == ("liger", ["1.50"])
+    assert (shown[3], quantities_in(shown[4])) == ("liger", ["1.50"])
     assert read_evidence([path]).benches == evidence_of(read_engagement(folder))[0].benches
 
 
@@ -253,7 +253,7 @@ def test_markdown_says_how_many_rows_it_leaves_out(number):
     rows = tuple((str(i),) for i in range(number))
     text = render_markdown("T", [Section("One", 0, (Table((Column("a"),), rows),))])
     *_, last = text.strip().splitlines()
-    assert amounts(last) == [str(number - 25)]
+    assert quantities_in(last) == [str(number - 25)]
     assert "| 24 |" in text
     assert "| 25 |" not in text
 

@@ -7,9 +7,9 @@ import pytest
 from kprof.ab import engagement_folder
 from kprof.ab.engagement_folder import read_engagement
 from kprof.errors import KprofError
-from tests.amounts import amounts
 from tests.commands.test_cli import kprof
 from tests.engagements import LATER_NS, finding, write_comparison, write_run
+from tests.quantities import quantities_in
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_the_same_comparison_is_not_added_twice_whatever_file_it_lies_in(
     engagement_folder.add(begun, [first])
     assert kprof("engage", "add", begun, again(first, name, tmp_path)) == 2
     told = capsys.readouterr().err
-    assert name in told and "ab.kprof" in told and "2" in amounts(told)
+    assert name in told and "ab.kprof" in told and "2" in quantities_in(told)
     assert len(read_engagement(begun).entries) == 2
 
 

@@ -28,8 +28,8 @@ from kprof.comparison import Metric, Plan
 from kprof.errors import KprofError
 from kprof.report.calibration import describe, result_of_calibration, sections_of_calibration
 from kprof.timing import WarmUp
-from tests.amounts import amounts
 from tests.commands.test_cli import kprof
+from tests.quantities import quantities_in
 from tests.section_traces import warnings
 
 HOST = Machine("host", "a processor", None)
@@ -152,8 +152,8 @@ def test_a_calibration_is_taken_kept_and_found_again(home, hasty):
     assert (co_tenant.fixed.power, co_tenant.fixed.wrong_direction.of) == ({}, 0)
     assert (planted.fixed.power.keys(), found.missing) == ({"0.01", "0.02", "0.05"}, ())
     stages = [line for line in heard if line.startswith("stage ")]
-    assert [amounts(line)[:2] for line in stages] == [[str(n), "6"] for n in range(1, 7)]
-    assert "more bytes" in stages[0] and amounts(stages[0])[-1] == "8"
+    assert [quantities_in(line)[:2] for line in stages] == [[str(n), "6"] for n in range(1, 7)]
+    assert "more bytes" in stages[0] and quantities_in(stages[0])[-1] == "8"
     assert path.is_relative_to(home)
     assert "GPU" in found.doubts[0]
     assert last_calibration() == found
@@ -170,7 +170,7 @@ def test_after_every_stage_there_is_a_calibration_that_says_what_it_lacks(home, 
     assert result_of_calibration(first)["wrong_direction"] is None
     assert first.is_met in (None, False)
     assert scenarios_in(first.missing) == [*["more bytes"] * 3, "co-tenant", "ramp"]
-    assert [amounts(what) for what in first.missing[:3]] == [["1 %"], ["2 %"], ["5 %"]]
+    assert [quantities_in(what) for what in first.missing[:3]] == [["1 %"], ["2 %"], ["5 %"]]
     told = warnings(sections_of_calibration(first)[0])
     assert [what for what in first.missing if not any(what in text for text in told)] == []
 
@@ -208,7 +208,7 @@ def test_a_stage_ends_in_time_with_whole_comparisons_and_says_how_many(home, has
     # A second is over with every pair: 120 of them without an effect, 40 with one.
     assert (same.false_positive.of, same.power["0.01"].of, ramp.false_positive.of) == (12, 4, 4)
     assert found.doubts[-1].startswith("ramp")
-    assert amounts(found.doubts[-1]) == ["4", "12", "40 s"]
+    assert quantities_in(found.doubts[-1]) == ["4", "12", "40 s"]
     assert found.missing == ()
 
 
@@ -234,7 +234,7 @@ def test_how_far_it_is_is_told_within_a_stage(home, hasty, monkeypatch):
     monkeypatch.setattr(selftest, "TELL_EVERY_S", 0.0)
     heard = []
     next(calibrate(8, 10, 0, heard.append))
-    assert ["3", "8"] in [amounts(line)[:2] for line in heard]
+    assert ["3", "8"] in [quantities_in(line)[:2] for line in heard]
 
 
 def test_samples_of_one_work_are_shown_in_time_and_those_with_an_effect_are_not(home, hasty):
@@ -289,7 +289,7 @@ def test_a_machine_that_cannot_see_what_matters_is_told_of(
     coarse = tuple(replace(scenario, least_found=least) for scenario in made.scenarios)
     monkeypatch.setattr(selftest, "this_machine", lambda: Machine("gpu", device, "580.1"))
     doubt = doubt_resolution(replace(made, scenarios=coarse), Plan((Metric("step time", "ns"),)))
-    assert amounts(doubt) == (["40", "1.6 %", "1 %"] if is_doubted else [])
+    assert quantities_in(doubt) == (["40", "1.6 %", "1 %"] if is_doubted else [])
 
 
 def test_a_gpu_that_torch_cannot_use_leaves_the_host_and_a_word_about_it(home, hasty, monkeypatch):
@@ -337,7 +337,7 @@ def test_a_slow_down_that_did_not_come_as_planted_is_said(home):
     assert bench._truth_of(taken, 0.01, "more bytes") == pytest.approx(0.005, rel=0.05)
     (doubt,) = bench.doubts
     assert doubt.startswith("more bytes")
-    assert amounts(doubt) == ["1 %", "0.50 %"]
+    assert quantities_in(doubt) == ["1 %", "0.50 %"]
 
 
 def test_others_work_for_the_share_of_time_that_they_are_given():
@@ -375,7 +375,7 @@ def test_work_that_takes_no_longer_when_doubled_cannot_be_slowed_down(hasty, mon
     monkeypatch.setattr(Counted, "time", lambda self, work, num_calls: 5.0)
     with pytest.raises(KprofError) as error:
         host_knobs()
-    assert amounts(error.value.problem) == [
+    assert quantities_in(error.value.problem) == [
         str(2 * selftest.HOST_BYTES),
         str(selftest.HOST_BYTES),
     ]

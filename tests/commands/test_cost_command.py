@@ -20,7 +20,6 @@ from kprof.commands.cost import cost
 from kprof.errors import KprofError
 from kprof.report.costs import sections_of_costs
 from kprof.report.html import render_page
-from tests.amounts import amounts
 from tests.commands.test_cli import kprof
 from tests.cost_answers import (
     DAY,
@@ -32,6 +31,7 @@ from tests.cost_answers import (
     mid,
     refusal,
 )
+from tests.quantities import quantities_in
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "cost.md"
 
@@ -264,7 +264,7 @@ def test_an_unknown_utilisation_is_said_to_be_taken_as_one(capsys):
     result = answer(capsys, "--price", "3.6", "--tokens-per-s", "1000")
     told = answer(capsys, "--price", "3.6", "--tokens-per-s", "1000", "--utilisation", "1")
     (note,) = [one for one in result["notes"] if one not in told["notes"]]
-    assert amounts(note)[0] == "1"
+    assert quantities_in(note)[0] == "1"
 
 
 def test_the_demand_tells_the_utilisation(capsys):

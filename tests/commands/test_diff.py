@@ -26,8 +26,8 @@ from kprof.report.difference import (
 from kprof.report.section import Table, Text
 from kprof.report.terminal import print_summary
 from kprof.trace import Gpu, Recording
-from tests.amounts import amounts
 from tests.commands.test_cli import kprof
+from tests.quantities import quantities_in
 from tests.traces import analyzed_trace_of
 
 H200 = Path(__file__).parents[1] / "data" / "h200"
@@ -216,7 +216,7 @@ def test_products_in_another_type_are_named():
 def test_a_step_that_does_other_work_is_named():
     a, b = (run_of({"flops": flops, "bytes": 1}) for flops in (100, 150))
     (doubt,) = doubts(a, b)
-    assert amounts(doubt) == ["1.50"]
+    assert quantities_in(doubt) == ["1.50"]
 
 
 def test_what_the_audit_finds_of_either_run_is_named():
@@ -244,7 +244,7 @@ def test_a_window_that_is_shorter_than_its_steps_is_named():
     late = run_of({"start_ns": 900}, ranges=ranges)
     (doubt,) = doubts(run_of({}), late)
     assert doubt.startswith("B's window")
-    assert amounts(doubt) == ["90.0 %"]
+    assert quantities_in(doubt) == ["90.0 %"]
 
 
 def test_a_difference_opens_runs_and_traces_alike(tmp_path, monkeypatch, capfdbinary):

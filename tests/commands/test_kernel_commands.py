@@ -17,7 +17,7 @@ from kprof.kernels.bench.measure import Timed
 from kprof.kernels.correctness import GateReport, Measure
 from kprof.kernels.correctness.levels import LEVELS, judge, not_run
 from kprof.report.terminal import print_summary
-from tests.amounts import amounts
+from tests.quantities import quantities_in
 
 
 def report(*, is_right):
@@ -172,7 +172,7 @@ def test_a_choice_is_explained_with_its_pass(h200):
     assert forward.title == "relu_squared forward, 8x8 bfloat16"
     lead = forward.parts[0].text
     assert "without gradients" in lead and "NVIDIA H200: eager" in lead
-    assert amounts(lead)[0] == "2.00"
+    assert quantities_in(lead)[0] == "2.00"
     assert training.title == "relu_squared training, 8x8 bfloat16"
     lead = training.parts[0].text
     assert "with gradients" in lead and "NVIDIA H200: kprof" in lead

@@ -17,8 +17,8 @@ from kprof.report.section import Table, Text
 from kprof.report.sla_verdict import result_of_sla, sections_of_sla
 from kprof.report.units import format_time
 from kprof.trace import Recording
-from tests.amounts import amounts
 from tests.commands.test_cli import kprof
+from tests.quantities import quantities_in
 from tests.responses import MS, answer, failure, run_of, service
 from tests.traces import trace_of
 
@@ -79,7 +79,7 @@ def test_the_terminal_shows_every_target_with_its_bound(capsys):
     unproven = targets["ttft_p90<=5s"]
     assert unproven["verdict"] == "NOT PROVEN"
     assert unproven["why"] in shown
-    assert amounts(unproven["why"]) == ["12", "44"]
+    assert quantities_in(unproven["why"]) == ["12", "44"]
 
 
 def counts_shown(text, run):
@@ -89,10 +89,10 @@ def counts_shown(text, run):
     shown = [part.text for part in sections_of_sla(found)[0].parts if isinstance(part, Text)]
     assert any(kept["why"] in one for one in shown)
     numbers = [kept[name] for name in ("samples", "independent_samples")]
-    assert amounts(kept["why"])[:2] == [f"{number:,}" for number in numbers]
+    assert quantities_in(kept["why"])[:2] == [f"{number:,}" for number in numbers]
     (judgement,) = found.assessment.judgements
     assert judgement.why_fewer in kept["why"]
-    return [*numbers, amounts(kept["why"])[-1], judgement.why_fewer]
+    return [*numbers, quantities_in(kept["why"])[-1], judgement.why_fewer]
 
 
 def test_many_samples_that_count_as_few_are_told_with_both_numbers_and_why():
@@ -216,7 +216,7 @@ def test_how_much_longer_recorded_steps_are_is_left_out_where_nobody_can_tell():
         recorded_step_ns=(80 * MS,) * 3,
     )
     (doubt,) = [one for one in found.doubts if "left out" in one]
-    assert amounts(doubt) == ["3"]
+    assert quantities_in(doubt) == ["3"]
 
 
 def test_recorded_steps_alone_can_meet_a_target_and_miss_none():

@@ -17,7 +17,7 @@ from kprof.report.sections.what_if import INSIDE, render, section_of
 from kprof.storage import load
 from kprof.trace import Prediction
 from tests import kineto_files as kineto
-from tests.amounts import amounts
+from tests.quantities import quantities_in
 from tests.traces import analyzed_trace_of
 
 LAUNCHED_US, TOOK_US = (10, 200, 210), (40, 40, 40)
@@ -218,7 +218,7 @@ def test_how_much_of_a_roofline_is_known_stands_only_beside_rooflines():
 def test_the_report_leads_with_the_largest_saving():
     lead, table, *_ = section_of([prediction(), prediction(predicted_step_ns=60_000)]).parts
     assert lead.text.startswith("kernel:mm 2x")
-    assert amounts(lead.text)[:4] == ["60 µs", "100 µs", "39.5 %", "40.5 %"]
+    assert quantities_in(lead.text)[:4] == ["60 µs", "100 µs", "39.5 %", "40.5 %"]
     assert [row[2:6] for row in table.rows] == [
         ("80 µs", "20.0 %", "19.5 % to 20.5 %", "70 µs"),
         ("60 µs", "40.0 %", "39.5 % to 40.5 %", "70 µs"),
@@ -249,7 +249,7 @@ def test_the_report_says_why_it_cannot_tell():
 def test_the_report_of_a_run_without_predictions_says_so():
     (only,) = render(analyzed_trace_of({})).parts
     assert isinstance(only, Text)
-    assert amounts(only.text) == []
+    assert quantities_in(only.text) == []
 
 
 def test_a_trace_without_steps_is_predicted_as_its_window():

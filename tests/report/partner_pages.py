@@ -7,7 +7,7 @@ from html import unescape
 
 from kprof.report.partner import render_report
 from kprof.report.partner.parts import read_template
-from tests.amounts import amounts
+from tests.quantities import quantities_in
 
 
 def page_of(evidence, level="partner", template="partner"):
@@ -65,7 +65,7 @@ def verdict_of(evidence, **more):
         r'<p class="sentence">(.*?)</p>',
         page_of(evidence, **more),
     )
-    return found[1], plain(found[2]), amounts(plain(found[3]))
+    return found[1], plain(found[2]), quantities_in(plain(found[3]))
 
 
 def paragraphs_of(evidence, tone, **more):

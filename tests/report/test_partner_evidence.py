@@ -15,7 +15,7 @@ from kprof.report.calibration import result_of_calibration
 from kprof.report.kernel_library import result_of_gate
 from kprof.report.partner.wording import VERDICTS, without_letters
 from kprof.report.sla_verdict import result_of_sla
-from tests.amounts import amounts
+from tests.quantities import quantities_in
 from tests.report.partner_evidence import (
     calibration_of,
     comparison_of,
@@ -89,6 +89,6 @@ def test_the_sides_of_a_comparison_are_called_as_the_page_calls_them():
     pairs = tuple(replace(one, clocks_mhz=(1800, 1600)) for one in comparison_of().pairs)
     doubt = find_power_effect(comparison_of().plan, pairs)
     told = without_letters(doubt)
-    assert (amounts(told), re.findall(r"\b[AB]\b", told)) == (["11.1 %"], [])
+    assert (quantities_in(told), re.findall(r"\b[AB]\b", told)) == (["11.1 %"], [])
     assert re.findall(r"\b[AB]\b", doubt) == ["B", "A"]
     assert said(everything(comparisons=(comparison_of(doubts=(doubt,)),))).count(told) == 3

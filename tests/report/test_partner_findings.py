@@ -22,7 +22,7 @@ from kprof.report.partner.wording import KINDS, WAITS
 from kprof.report.playbooks import find_playbook
 from kprof.report.section import Table
 from kprof.report.units import UNKNOWN
-from tests.amounts import amounts
+from tests.quantities import quantities_in
 from tests.report.partner_evidence import (
     comparison_of,
     everything,
@@ -66,7 +66,7 @@ def test_what_was_swapped_in_is_no_next_step_any_more():
     assert not [step for step in steps if command in step]
     steps = steps_of(Evidence("T", (other,), (comparison_of(),)))
     (about_it,) = [step for step in steps if command in step]
-    assert amounts(about_it) == ["5", "10 %"]
+    assert quantities_in(about_it) == ["5", "10 %"]
 
 
 def test_energy_that_no_counter_told_reads_missing_with_the_reason():
@@ -98,16 +98,16 @@ def test_shares_of_time_are_shown_in_plain_words_and_add_up_to_all():
 def test_a_finding_card_says_what_it_saves_how_surely_and_with_how_much_work():
     evidence = Evidence("T", runs=(run_of(finding_of()),))
     assert "P1 Unfused norm" in headings_of(evidence)
-    assert amounts(facts_of(evidence, "Saves")[0]) == ["5", "10 %", "50 ns", "100 ns"]
+    assert quantities_in(facts_of(evidence, "Saves")[0]) == ["5", "10 %", "50 ns", "100 ns"]
     assert facts_of(evidence, "Confidence") == ["high"]
     assert facts_of(evidence, "Effort") == [EFFORT["low"]]
     assert any(finding_of().command in text for text in paragraphs_of(evidence, "plain"))
 
 
 def test_what_proves_a_finding_says_of_how_many_it_is():
-    assert amounts(caption_of(run_of(finding_of()))) == []
-    assert amounts(caption_of(run_of(finding_of(num_rows=1248)))) == ["1", "1,248"]
-    assert amounts(caption_of(replace(RICH, diagnosis=Diagnosis((finding_of(),))))) == ["1"]
+    assert quantities_in(caption_of(run_of(finding_of()))) == []
+    assert quantities_in(caption_of(run_of(finding_of(num_rows=1248)))) == ["1", "1,248"]
+    assert quantities_in(caption_of(replace(RICH, diagnosis=Diagnosis((finding_of(),))))) == ["1"]
 
 
 def caption_of(run):
@@ -138,13 +138,13 @@ def status_of(before, after):
 def test_what_is_still_there_saves_what_it_would_save_now():
     before, after = run_of(finding_of()), run_of(finding_of(low_ns=200, high_ns=300))
     (saves,) = facts_of(Evidence("T", runs=(before, after)), "Saves")
-    assert amounts(saves)[:2] == ["20", "30 %"]
+    assert quantities_in(saves)[:2] == ["20", "30 %"]
 
 
 def test_what_rules_cannot_see_after_the_change_is_not_said_to_be_gone():
     replayed = run_of().with_kernels(op=None, bucket="graph")
     status = status_of(run_of(finding_of()), replayed)
-    assert (status[0], amounts(status)) == ("?", ["100 %"])
+    assert (status[0], quantities_in(status)) == ("?", ["100 %"])
     waiting = finding_of(rows=(), idle_rows=(0,))
     assert status_of(run_of(waiting), replayed)[0] == "✓"
 
@@ -152,7 +152,7 @@ def test_what_rules_cannot_see_after_the_change_is_not_said_to_be_gone():
 def test_waiting_that_goes_on_after_the_change_is_not_said_to_be_gone():
     waiting = finding_of("data_loading", fix=Fix(idle_cause="data loading"))
     status = status_of(run_of(waiting), run_of())
-    assert (status[0], amounts(status)) == ("?", ["30 %"])
+    assert (status[0], quantities_in(status)) == ("?", ["30 %"])
 
 
 def test_a_rule_that_could_not_be_asked_after_the_change_says_why():
@@ -210,7 +210,7 @@ def test_a_prediction_is_scored_by_what_was_measured():
 def scores_of(*predictions):
     """Return the numbers in the lead of the section on predictions, and the rows of its table."""
     lead, table = predicted.render(Evidence("T", predictions=predictions)).blocks
-    return amounts(lead.text), list(table.rows)
+    return quantities_in(lead.text), list(table.rows)
 
 
 def test_a_run_is_of_the_day_of_its_first_activity_not_of_its_clocks_base():

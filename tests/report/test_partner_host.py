@@ -8,7 +8,7 @@ from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.sections import roofline, time
 from kprof.report.partner.sections.cost import energy_in_words
 from kprof.report.section import Text
-from tests.amounts import amounts
+from tests.quantities import quantities_in
 from tests.report.partner_evidence import comparison_of
 from tests.report.partner_pages import rows_of
 from tests.section_traces import HOST_ONLY, RICH
@@ -70,7 +70,7 @@ def test_each_run_that_recording_slowed_says_by_how_much():
 def notes_of(evidence):
     """Return the amounts in each note of the section on time."""
     texts = [block for block in time.render(evidence).blocks if isinstance(block, Text)]
-    return [amounts(text.text) for text in texts]
+    return [quantities_in(text.text) for text in texts]
 
 
 def step_times_in(notes):
@@ -90,6 +90,6 @@ def test_a_step_that_took_another_time_in_the_comparison_is_said():
 def test_energy_of_steps_that_recording_made_longer_says_so():
     joules = StepEnergy(5.0, 1, 1)
     told = energy_in_words(timed(RICH, 9_000_000, 4_000_000), joules)
-    assert amounts(told) == ["1", "125.0 %"]
+    assert quantities_in(told) == ["1", "125.0 %"]
     calm = timed(RICH, 2_050_000, 2_000_000)
-    assert amounts(energy_in_words(calm, joules)) == ["1"]
+    assert quantities_in(energy_in_words(calm, joules)) == ["1"]

@@ -18,7 +18,7 @@ from kprof.report.partner.money import (
 )
 from kprof.report.partner.wording import gained
 from kprof.report.units import UNKNOWN
-from tests.amounts import amounts
+from tests.quantities import quantities_in
 from tests.report.partner_evidence import (
     comparison_of,
     costs_of,
@@ -42,7 +42,7 @@ def test_what_a_loss_costs_is_a_sum_and_its_range_goes_upwards():
     dearer = everything(comparisons=(slower,), costs=(costs_of("4.00"), costs_of("4.20")))
     assert verdict_of(dearer)[2][3:] == ["$0.20", "$0.10", "$0.40"]
     *_, difference, result = rows_of(dearer, MILLION)[0]
-    assert amounts(difference) == ["$0.20", "$0.10", "$0.40"]
+    assert quantities_in(difference) == ["$0.20", "$0.10", "$0.40"]
     assert result == "✗ dearer"
 
 
@@ -50,14 +50,14 @@ def test_a_saving_is_priced_by_what_the_state_that_it_was_found_in_costs():
     before, after = run_of(finding_of()), run_of(finding_of("unfused_rope"))
     costs = (costs_of("0.40"), costs_of("0.20"))
     found = facts_of(Evidence("T", runs=(before, after), costs=costs), "In money")
-    assert [amounts(text) for text in found] == [["$0.020", "$0.040"], ["$0.010", "$0.020"]]
+    assert [quantities_in(text) for text in found] == [["$0.020", "$0.040"], ["$0.010", "$0.020"]]
 
 
 def test_a_saving_is_worth_a_share_of_its_gpus_where_no_costs_were_given():
     worth = Saving(1000, 50, 100, "replayed", Worth(131.0, 274.0, 460.4))
     evidence = Evidence("T", runs=(priced_run(worth),))
     (money,) = facts_of(evidence, "In money")
-    assert amounts(money) == ["$130", "$460"]
+    assert quantities_in(money) == ["$130", "$460"]
     assert "list prices" in money
     assert any(PRICE in text for text in paragraphs_of(evidence, "muted"))
 
@@ -65,7 +65,7 @@ def test_a_saving_is_worth_a_share_of_its_gpus_where_no_costs_were_given():
 def test_a_saving_without_a_price_says_so_and_is_no_nothing():
     (money,) = facts_of(Evidence("T", runs=(run_of(finding_of()),)), "In money")
     assert money.startswith(f"{UNKNOWN}: ")
-    assert amounts(money) == []
+    assert quantities_in(money) == []
 
 
 def test_a_saving_that_nobody_knows_has_no_money_either():
@@ -92,7 +92,7 @@ def priced_run(saving):
 def test_money_stands_with_its_price_its_source_and_its_date():
     price = price_of()
     told = [text for text in paragraphs_of(everything(), "plain") if price.name in text]
-    assert amounts(told[0])[:3] == ["$4.29", "$2.15", "$8.58"]
+    assert quantities_in(told[0])[:3] == ["$4.29", "$2.15", "$8.58"]
     assert str(price.oldest) in told[0] and str(price.newest) in told[0]
     assert rows_of(everything(), *price.sources) == [()]
 
@@ -106,12 +106,12 @@ def test_a_month_follows_from_the_volume_that_savings_were_computed_for():
     )
     evidence = everything(costs=(costs_of("0.40", figures=figures),))
     # The price is half to twice the middle one, and so is all that follows from it.
-    assert [amounts(cell) for cell in rows_of(evidence, MONTH)[0][:3]] == [
+    assert [quantities_in(cell) for cell in rows_of(evidence, MONTH)[0][:3]] == [
         ["$1,000", "$500", "$2,000"],
         ["$800", "$400", "$1,600"],
         ["$200", "$100", "$400"],
     ]
-    assert amounts(load_in_words(evidence.costs[0])) == ["2,000"]
+    assert quantities_in(load_in_words(evidence.costs[0])) == ["2,000"]
     # The summary's and the table's.
     assert said(evidence).count(load_in_words(evidence.costs[0])) == 2
 
@@ -119,7 +119,7 @@ def test_a_month_follows_from_the_volume_that_savings_were_computed_for():
 def test_how_much_of_the_time_that_is_paid_serves_stands_beside_the_money():
     used = figure_of("Serving", "of use alone", "$/M tokens", Band.known(0.16), "")
     costs = costs_of("0.40", figures=(used,))
-    assert amounts(load_in_words(costs)) == ["40 %"]
+    assert quantities_in(load_in_words(costs)) == ["40 %"]
     assert load_in_words(costs) in said(everything(costs=(costs,)))
     assert load_in_words(everything().costs[-1]) == ""
 
@@ -130,7 +130,7 @@ def test_a_saving_has_the_range_of_the_price_and_that_of_the_gain():
     found = rows_of(everything(costs=(costs_of("0.40", figures=figures),)), MILLION)
     # From 8 cents at half the price to 12 cents at twice the price; so nothing saves more than
     # it cost, which was 40 cents and 8 to 12 more, at half to twice the price.
-    assert [amounts(cell) for cell in found[0][:3]] == [
+    assert [quantities_in(cell) for cell in found[0][:3]] == [
         ["$0.50", "$0.24", "$1.04"],
         ["$0.40", "$0.20", "$0.80"],
         ["$0.10", "$0.04", "$0.24"],
@@ -148,7 +148,7 @@ def test_a_saving_at_two_prices_has_the_room_of_both_and_no_tick_where_it_may_be
     # From 20 cents less 40 to 80 cents less 10.
     saving = ["$0.20", "-$0.20", "$0.70"]
     *_, difference, result = rows_of(evidence, MILLION)[0]
-    assert (amounts(difference), result) == (saving, "? inconclusive")
+    assert (quantities_in(difference), result) == (saving, "? inconclusive")
     assert verdict_of(evidence)[2][3:] == saving
     assert not is_one_price(one, other)
     assert prices_in_words(evidence) in said(evidence)
@@ -157,13 +157,13 @@ def test_a_saving_at_two_prices_has_the_room_of_both_and_no_tick_where_it_may_be
 def test_a_saving_at_two_prices_is_one_where_all_of_its_range_is():
     evidence = everything(costs=(costs_of("1.00", "4.29"), costs_of("0.20", "2.00")))
     *_, difference, result = rows_of(evidence, MILLION)[0]
-    assert (amounts(difference), result) == (["$0.80", "$0.10", "$1.90"], "✓ cheaper")
+    assert (quantities_in(difference), result) == (["$0.80", "$0.10", "$1.90"], "✓ cheaper")
 
 
 def test_a_saving_at_one_price_moves_with_it():
     evidence = everything(costs=(costs_of("0.40"), costs_of("0.20")))
     *_, difference, result = rows_of(evidence, MILLION)[0]
-    assert (amounts(difference), result) == (["$0.20", "$0.10", "$0.40"], "✓ cheaper")
+    assert (quantities_in(difference), result) == (["$0.20", "$0.10", "$0.40"], "✓ cheaper")
     assert is_one_price(*evidence.costs)
     assert prices_in_words(evidence) in said(evidence)
 
@@ -176,7 +176,7 @@ def test_what_it_cost_at_an_old_price_given_apart_is_what_it_was():
     )
     found = rows_of(everything(costs=(costs_of("2", figures=figures),)), MILLION)
     # A million tokens cost 1 to 4 now.
-    assert [amounts(cell) for cell in found[0][:3]] == [
+    assert [quantities_in(cell) for cell in found[0][:3]] == [
         ["$4.00", "$2.00", "$8.00"],
         ["$2.00", "$1.00", "$4.00"],
         ["$2.00", "-$2.00", "$7.00"],

@@ -23,7 +23,7 @@ from kprof.report.partner.sections import time
 from kprof.report.partner.sections.quality import CLASSES
 from kprof.report.partner.sections.service_level import target_in_words
 from kprof.report.partner.wording import VERDICTS, changed_in_words
-from tests.amounts import amounts
+from tests.quantities import quantities_in
 from tests.report.partner_evidence import (
     calibration_of,
     comparison_of,
@@ -107,10 +107,10 @@ def test_of_one_target_the_summary_shows_what_was_measured_and_of_several_how_ma
     nothing = level_of("MET")
     judgement = nothing.assessment.judgements[0]
     two = replace(nothing, assessment=Assessment((judgement, judgement), ()))
-    assert amounts(summed_up(two)) == ["2", "2"]
+    assert quantities_in(summed_up(two)) == ["2", "2"]
     unknown = replace(judgement, estimate=None)
     one = replace(nothing, assessment=Assessment((unknown,), ()))
-    assert amounts(summed_up(one)) == ["1", "1"]
+    assert quantities_in(summed_up(one)) == ["1", "1"]
 
 
 def summed_up(level):
@@ -163,7 +163,7 @@ def test_a_change_is_adopted_only_once_its_results_are_shown_to_stay_right():
 def test_a_promise_is_told_in_words_with_its_bound_before_and_after():
     evidence = everything()
     promise = target_in_words(evidence.service_levels[0].assessment.judgements[0])
-    assert amounts(promise) == ["64", "100 ms", "99 %"]
+    assert quantities_in(promise) == ["64 tokens", "100 ms", "99 %"]
     before, after = rows_of(evidence, promise)
     assert before == ("before", "90.0 ms", "85.0 ms", "✗ Missed, proven", "1,200")
     assert after == ("after", "90.0 ms", "95.0 ms", "✓ Met, proven", "1,200")
@@ -184,7 +184,7 @@ def test_a_level_of_the_gate_that_was_not_run_is_shown_as_such():
 
 def test_too_few_levels_show_no_equivalence():
     evidence = everything(gates=(gate_of(is_bit_exact=False),))
-    assert amounts(rows_of(evidence, "Quality of results", "")[0][0]) == ["0", "1"]
+    assert quantities_in(rows_of(evidence, "Quality of results", "")[0][0]) == ["0", "1"]
     assert rows_of(evidence, "Quality of results")[0][-1].startswith("?")
     assert not [words for words in CLASSES.values() if words in said(evidence)]
 
@@ -192,8 +192,8 @@ def test_too_few_levels_show_no_equivalence():
 def test_the_badge_says_how_often_the_instrument_errs_and_where():
     (is_met,) = facts_of(everything(), "Accuracy of kprof ab")
     assert is_met[0] == "✓" and "Round GPU, 2026-11-20" in is_met
-    assert amounts(facts_of(everything(), "False-positive rate")[0]) == ["4.0 %", "100"]
-    assert amounts(facts_of(everything(), "Minimum detectable effect")[0])[0] == "0.80 %"
+    assert quantities_in(facts_of(everything(), "False-positive rate")[0]) == ["4.0 %", "100"]
+    assert quantities_in(facts_of(everything(), "Minimum detectable effect")[0])[0] == "0.80 %"
 
 
 def test_a_calibration_of_another_gpu_is_pointed_out():
@@ -285,7 +285,7 @@ def test_the_part_on_time_says_how_many_launches_left_no_record():
         for i in range(3)
     ]
     kernel = {"correlation": 1, "launch_row": 1, "start_ns": 10, "duration_ns": 5}
-    assert amounts(time_of(kernel, ranges=calls)) == ["2", "3"]
+    assert quantities_in(time_of(kernel, ranges=calls)) == ["2", "3"]
 
 
 def test_without_recorded_launches_the_part_on_time_does_not_know_what_was_lost():

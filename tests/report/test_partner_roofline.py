@@ -5,7 +5,7 @@ from dataclasses import replace
 from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.parts import Picture
 from kprof.report.partner.sections import roofline
-from tests.amounts import amounts
+from tests.quantities import quantities_in
 from tests.section_traces import HOST_ONLY, RICH
 
 
@@ -44,7 +44,7 @@ def test_without_known_work_in_any_run_it_is_said_how_to_get_it():
 
 
 def test_a_step_that_recording_made_longer_has_the_share_of_one_that_nobody_records():
-    slowed = amounts(told_of(timed(RICH, 8_000_000, 4_000_000)))
-    calm = amounts(told_of(timed(RICH, 4_000_000, 4_000_000)))
+    slowed = quantities_in(told_of(timed(RICH, 8_000_000, 4_000_000)))
+    calm = quantities_in(told_of(timed(RICH, 4_000_000, 4_000_000)))
     assert (slowed[0], slowed[1:]) == ("25 %", ["50 %", *calm[1:]])
     assert calm[0] == "25 %"

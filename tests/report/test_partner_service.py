@@ -14,7 +14,7 @@ from kprof.report.partner.sections import service_level
 from kprof.report.partner.service_curves import BOUND, HALF, TAIL, later_in_words, pictures_of
 from kprof.report.section import Text
 from kprof.report.sla_verdict import sentence_of
-from tests.amounts import amounts
+from tests.quantities import quantities_in
 from tests.report.partner_evidence import everything, level_of
 from tests.report.partner_pages import paragraphs_of, rows_of, said, steps_of
 from tests.responses import MS, answer, failure, service
@@ -63,13 +63,13 @@ def test_the_limit_lies_at_its_height_and_names_its_tokens():
     (picture,) = pictures_of([("now", kept(TTF4, rows=of_four_tokens(500)))])
     words = [shape.text for shape in picture.wide.shapes if hasattr(shape, "text")]
     assert "100 ms" in words
-    assert [amounts(word) for word in words if "limit" in word] == [["4"]]
+    assert [quantities_in(word) for word in words if "limit" in word] == [["4 tokens"]]
 
 
 def test_one_token_is_no_plural():
     (judgement,) = kept("ttf1_p99<=100ms", rows=of_four_tokens(500)).assessment.judgements
     promised = service_level.target_in_words(judgement)
-    assert amounts(promised) == ["100 ms", "99 %"]
+    assert quantities_in(promised) == ["100 ms", "99 %"]
     assert "token" in promised and "tokens" not in promised
 
 
@@ -121,10 +121,10 @@ def test_the_reason_of_an_unprovable_target_names_all_samples_and_those_that_cou
     (judgement,) = judged.assessment.judgements
     promised = service_level.target_in_words(judgement)
     assert reason[1:].startswith(promised[1:])
-    assert amounts(promised) == ["60 ms", "99 %"]
+    assert quantities_in(promised) == ["60 ms", "99 %"]
     assert judgement.num_samples == 500
     counted = f"{judgement.num_independent:,.0f}"
-    assert amounts(reason.removeprefix(reason[: len(promised)])) == ["500", counted, "459"]
+    assert quantities_in(reason.removeprefix(reason[: len(promised)])) == ["500", counted, "459"]
 
 
 def test_no_bound_is_drawn_that_counts_clumps_as_independent_and_so_contradicts_the_verdict():
@@ -152,7 +152,7 @@ def test_a_faster_change_whose_promises_are_not_proven_says_so_and_what_would_te
     evidence = everything(service_levels=(level,))
     assert UNPROVEN in outcome_of(evidence).sentence
     (longer,) = [step for step in steps_of(evidence) if UNPROVEN in step]
-    assert amounts(longer) == ["1,910", "1,200"]
+    assert quantities_in(longer) == ["1,910", "1,200"]
     assert UNPROVEN not in said(everything())
 
 
@@ -162,7 +162,7 @@ def test_why_a_promise_is_not_proven_stands_before_its_numbers():
     lead, reason, table, method = chapter.blocks[:4]
     assert lead == Text(f"? {sentence_of(level.assessment)}")
     (judgement,) = level.assessment.judgements
-    assert amounts(reason.text) == amounts(service_level.target_in_words(judgement))
+    assert quantities_in(reason.text) == quantities_in(service_level.target_in_words(judgement))
     assert judgement.why in reason.text.lower()
     assert table.rows[0][4] == "? Not proven"
     assert method.text == service_level.METHOD
@@ -181,7 +181,7 @@ def test_the_bound_of_a_missed_target_is_the_best_value_that_is_left_and_is_call
 def test_a_first_token_that_comes_later_than_before_is_said():
     soon, late = (kept(TTF4, rows=[answer(ttft) for _ in range(9)]) for ttft in (10, 12))
     told = later_in_words([("before", soon), ("after", late)])
-    assert amounts(told) == ["12.0 ms", "10.0 ms"]
+    assert quantities_in(told) == ["12.0 ms", "10.0 ms"]
     found = paragraphs_of(Evidence("t", service_levels=(soon, late)), "warning")
     assert any(told in text for text in found)
     assert later_in_words([("before", late), ("after", soon)]) == ""

@@ -9,7 +9,7 @@ from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.mixed import NO_GPU, say_mixed
 from kprof.report.partner.sections import summary, time
 from kprof.report.section import Text
-from tests.amounts import amounts
+from tests.quantities import quantities_in
 from tests.report.partner_evidence import comparison_of
 from tests.report.partner_pages import facts_of, rows_of
 from tests.report.test_partner_host import timed
@@ -107,7 +107,7 @@ def test_one_device_is_no_doubt(run, facts):
 def test_a_single_run_whose_step_is_far_from_the_comparisons_is_pointed_out(step_ns):
     evidence = beside(timed(RICH, step_ns, step_ns), GPU="Round GPU")
     (doubt,) = say_mixed(evidence)
-    own, *compared = amounts(doubt)
+    own, *compared = quantities_in(doubt)
     assert float(own.removesuffix(" ms")) == step_ns / 1e6
     assert compared == ["40.0 ms", "32.0 ms"]
     assert rows_of(evidence, "Report") == [(doubt,)]
@@ -132,4 +132,4 @@ def step_times_beside(recorded_ns, unrecorded_ns):
     """Return the amounts in each note of the section on time, beside a comparison."""
     run = timed(RICH, recorded_ns, unrecorded_ns)
     chapter = time.render(beside(run, GPU="Round GPU"))
-    return [amounts(block.text) for block in chapter.blocks if isinstance(block, Text)]
+    return [quantities_in(block.text) for block in chapter.blocks if isinstance(block, Text)]

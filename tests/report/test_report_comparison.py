@@ -21,7 +21,7 @@ from kprof.report.comparison_sections import (
 from kprof.report.html import render_page
 from kprof.report.section import Figure, Table, Text
 from kprof.report.terminal import print_summary
-from tests.amounts import amounts
+from tests.quantities import quantities_in
 from tests.section_traces import fact
 
 STEP = Metric("step time", "ns")
@@ -64,7 +64,7 @@ def test_the_verdict_stands_first_with_the_change_and_its_interval():
 
 def test_a_change_that_is_not_proven_is_said_to_be_chance_perhaps():
     unclear, proven = (headline(comparison_of(v).headline) for v in ("INCONCLUSIVE", "FASTER"))
-    assert amounts(unclear) == amounts(proven) == ["10.0 %"]
+    assert quantities_in(unclear) == quantities_in(proven) == ["10.0 %"]
     assert "chance" in unclear and "chance" not in proven
     assert sections_of_comparison(comparison_of("INCONCLUSIVE"))[0].parts[0].tone == "plain"
 
@@ -85,7 +85,7 @@ def test_a_verdict_without_an_interval_shows_none():
 
 
 def test_pairs_that_were_left_out_are_counted_and_shown_with_their_reason():
-    assert amounts(pairs_of(comparison_of())) == ["40", "1"]
+    assert quantities_in(pairs_of(comparison_of())) == ["40", "1"]
     (pairs,) = [table for table in tables(comparison_of()) if table.columns[0].header == "Pair"]
     assert [row[-1] for row in pairs.rows] == ["", "", "another process"]
     assert pairs.rows[1][5:7] == ("1,500", "1,480")
@@ -93,7 +93,7 @@ def test_pairs_that_were_left_out_are_counted_and_shown_with_their_reason():
 
 def test_how_many_more_pairs_it_takes_is_said():
     claim = Claim(STEP, "INCONCLUSIVE", 2, Interval(1, 0.9, 1.1, 0.95, "fixed"), pairs_needed=70)
-    assert amounts(pairs_of(comparison_of(claims=(claim,)))) == ["40", "1", "70"]
+    assert quantities_in(pairs_of(comparison_of(claims=(claim,)))) == ["40", "1", "70"]
 
 
 def pairs_of(comparison):
@@ -198,7 +198,7 @@ def test_the_confidence_of_the_interval_stands_beside_it():
     interval = replace(fixed.headline.interval, level=0.99, kind="sequence")
     sequence = comparison_of(claims=(replace(fixed.headline, interval=interval),))
     found = [fact(sections_of_comparison(one)[0], "Interval")[1] for one in (fixed, sequence)]
-    assert [amounts(text) for text in found] == [["95 %"], ["99 %"]]
+    assert [quantities_in(text) for text in found] == [["95 %"], ["99 %"]]
     assert found[0].removeprefix("95 %") != found[1].removeprefix("99 %")
 
 
@@ -217,19 +217,19 @@ def test_without_a_sensor_no_clock_is_drawn_and_it_is_said():
     blind = [replace(pair, clocks_mhz=(None, None)) for pair in comparison_of().pairs]
     comparison = comparison_of(pairs=tuple(blind))
     assert len(figures(comparison)) == 2
-    assert amounts(conditions_of(comparison.pairs)) == ["1"]  # the pair left out
+    assert quantities_in(conditions_of(comparison.pairs)) == ["1"]  # the pair left out
     assert "MHz" in conditions_of(comparison_of().pairs)
 
 
 def test_what_left_pairs_out_is_counted_beside_the_clocks():
     found = conditions_of(comparison_of().pairs)
-    assert amounts(found) == ["1,480", "1,500 MHz", "1"]
+    assert quantities_in(found) == ["1,480", "1,500 MHz", "1"]
     assert comparison_of().pairs[2].problem in found
 
 
 def test_a_dot_tells_when_it_was_taken_and_what_came_first():
     text = figures(comparison_of())[0].data[1]["text"]
-    assert amounts(text[0])[:2] == ["2 ms", "18 ms"]
+    assert quantities_in(text[0])[:2] == ["2 ms", "18 ms"]
     assert "B first" in text[0]
     assert text[0].endswith(comparison_of().pairs[2].problem)
 
@@ -287,4 +287,4 @@ def test_a_comparison_of_a_newer_kprof_is_refused(tmp_path):
     save(comparison_of(), tmp_path, {"schema": 2})
     with pytest.raises(KprofError) as error:
         load(tmp_path)
-    assert amounts(error.value.problem)[-2:] == ["2", "1"]
+    assert quantities_in(error.value.problem)[-2:] == ["2", "1"]

@@ -9,7 +9,7 @@ from kprof.analyze.capture_quality.unanswered import why_no_cost
 from kprof.report.section import Text
 from kprof.report.sections.run import VARIES
 from kprof.trace import Recording
-from tests.amounts import amounts
+from tests.quantities import quantities_in
 from tests.section_traces import RICH, fact, section
 from tests.traces import analyzed_trace_of
 
@@ -17,7 +17,7 @@ from tests.traces import analyzed_trace_of
 def test_recording_overhead_compares_median_steps_and_says_how_many():
     value, why = fact(section("Run"), "Recording overhead")
     assert value == "+10.0 %"
-    assert amounts(why) == ["110 ms", "1", "100 ms", "3"]
+    assert quantities_in(why) == ["110 ms", "1", "100 ms", "3"]
     assert "device" in why
 
 
@@ -59,7 +59,7 @@ def test_a_launch_without_an_activity_is_a_dropped_record():
     ]
     run = section("Run", analyzed_trace_of({"correlation": 1, "launch_row": 1}, ranges=calls))
     value, why = fact(run, "Dropped records")
-    assert (value, amounts(why)) == ("1", ["1", "2"])
+    assert (value, quantities_in(why)) == ("1", ["1", "2"])
 
 
 def test_without_recorded_launches_the_dropped_records_are_not_known():
@@ -69,7 +69,7 @@ def test_without_recorded_launches_the_dropped_records_are_not_known():
 def test_the_profilers_own_count_of_dropped_records_stands_where_no_launch_was_recorded():
     run = section("Run", analyzed_trace_of({}, counts={"dropped_records": 7}))
     value, why = fact(run, "Dropped records")
-    assert (value, amounts(why)) == ("7", ["7"])
+    assert (value, quantities_in(why)) == ("7", ["7"])
 
 
 def test_the_command_can_be_copied_into_a_shell():
@@ -80,7 +80,7 @@ def test_the_command_can_be_copied_into_a_shell():
 
 def test_the_run_says_which_rule_delimits_a_step():
     value, why = fact(section("Run"), "Steps")
-    assert (value, amounts(why)) == ("1", ["10"])
+    assert (value, quantities_in(why)) == ("1", ["10"])
     assert why.endswith(RICH.meta.recording.step_rule)
 
 
@@ -95,13 +95,13 @@ def test_the_run_says_that_its_workload_failed():
     recording = Recording("a rule", 9, (5,), exit_code=1)
     _, ended, *_ = section("Run", analyzed_trace_of({}, recording=recording)).parts
     assert ended.tone == "warning"
-    assert amounts(ended.text) == ["1"]
+    assert quantities_in(ended.text) == ["1"]
 
 
 def test_a_run_with_steps_of_which_none_was_recorded_says_both():
     recording = Recording("Training: by calls.", 20, ())
     value, why = fact(section("Run", analyzed_trace_of({}, recording=recording)), "Steps")
-    assert (value, amounts(why)) == ("0", ["20"])
+    assert (value, quantities_in(why)) == ("0", ["20"])
     assert why.endswith(recording.step_rule)
 
 
@@ -109,5 +109,5 @@ def test_a_process_that_was_killed_took_at_least_the_steps_that_were_seen():
     final = Recording("Training: by calls.", 8, (5,))
     killed = replace(final, is_count_final=False)
     value, why = fact(section("Run", analyzed_trace_of({}, recording=killed)), "Steps")
-    assert (value, amounts(why)) == ("1", ["8"])
+    assert (value, quantities_in(why)) == ("1", ["8"])
     assert why != fact(section("Run", analyzed_trace_of({}, recording=final)), "Steps")[1]

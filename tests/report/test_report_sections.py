@@ -21,7 +21,7 @@ from kprof.report.result import result_of
 from kprof.report.section import Facts, Figure, Table, Text, sections_of
 from kprof.report.sections import run
 from kprof.trace import Gpu, Recording
-from tests.amounts import amounts
+from tests.quantities import quantities_in
 from tests.section_traces import (
     HOST_ONLY,
     RICH,
@@ -77,7 +77,7 @@ def test_the_window_of_several_ranks_is_that_of_the_longest():
     )
     window, why = fact(section("Run", trace), "Window")
     assert window == "300 ns"
-    assert amounts(why) == ["400 ns"]
+    assert quantities_in(why) == ["400 ns"]
 
 
 GPU_OF_RANK = "GPU 0 of rank {}"
@@ -161,7 +161,7 @@ def test_a_share_of_work_that_is_known_in_part_is_a_lower_bound():
     trace = analyzed_trace_of(known, {"start_ns": 100, "duration_ns": 300})
     value, basis = fact(section("Utilisation", trace), "MFU")
     assert value == "≥ 2.5 %"
-    assert "25.0 %" in amounts(basis)
+    assert "25.0 %" in quantities_in(basis)
 
 
 def test_a_lower_bound_that_reads_as_nothing_is_unknown_everywhere():
@@ -276,7 +276,7 @@ def test_where_the_work_is_at_least_so_much_the_share_is_at_least_and_the_saving
     known = {"bytes": 100, "limit_ns": 10, "work_from": "bounds", "work_bound": "at least"}
     kernels = section("Top kernels", analyzed_trace_of({**known, "duration_ns": 40}))
     assert tables(kernels)[0].rows[0][3:6:2] == ("≥ 25.0 %", "≤ 30 ns")
-    assert "30 ns" in amounts(texts(kernels))
+    assert "30 ns" in quantities_in(texts(kernels))
 
 
 def test_layers_of_one_kind_stand_together_before_each_by_itself():
@@ -297,7 +297,7 @@ def test_the_roofline_places_a_marker_at_intensity_and_speed():
 def test_the_ledger_prints_its_three_identities():
     lead, *identities = [part for part in section("Ledger").parts if isinstance(part, Text)]
     assert lead.tone == "good"
-    assert [amounts(text.text) for text in identities] == [
+    assert [quantities_in(text.text) for text in identities] == [
         ["100 ns", "200 ns", "300 ns"],  # attributed, unattributed, sum
         ["300 ns", "0 ns", "300 ns"],  # sum, overlapped, busy
         ["300 ns", "50 ns", "350 ns"],  # busy, idle, window
@@ -318,19 +318,19 @@ def test_idle_time_says_its_cause_what_could_be_gained_and_where_to_look():
     assert causes.rows[0][:4] == ("launch-bound", "50.0 %", "50 ns", "—")
     assert places.rows == (("launch-bound", "aten::copy_", "layers.*.mlp", "50 ns", "1 time"),)
     lead = section("Idle time").parts[0].text
-    assert amounts(lead) == ["100 ns", "25.0 %", "50.0 %", "50 ns"]
+    assert quantities_in(lead) == ["100 ns", "25.0 %", "50.0 %", "50 ns"]
 
 
 def test_idle_time_at_the_edges_of_the_steps_is_told():
     *_, edges = texts(section("Idle time")).splitlines()
-    assert amounts(edges) == ["50 ns", "50 ns"]
+    assert quantities_in(edges) == ["50 ns", "50 ns"]
 
 
 def test_throttling_by_power_is_a_warning_and_energy_comes_from_the_counter():
     power = section("Power and clocks")
     assert power.parts[0].tone == "warning"
     assert THROTTLE_REASONS[4] in power.parts[0].text
-    assert amounts(power.parts[0].text) == ["100.0 %"]
+    assert quantities_in(power.parts[0].text) == ["100.0 %"]
     # The counter rose by 4,000 mJ during the one step of 400 ns.
     assert fact(power, "Energy per step")[0] == "4 J"
 
@@ -338,13 +338,13 @@ def test_throttling_by_power_is_a_warning_and_energy_comes_from_the_counter():
 def test_caveats_of_the_recording_and_of_the_numbers_stand_together():
     found = warnings(section("Caveats"))
     assert found[0] == RICH.meta.caveats[0]
-    assert [amounts(text) for text in found][1:3] == [["66.7 %"], ["33.3 %"]]
+    assert [quantities_in(text) for text in found][1:3] == [["66.7 %"], ["33.3 %"]]
     assert tables(section("Caveats"))[0].rows[0][0] == "strange_kernel"
 
 
 def test_a_kernel_that_beats_the_roofline_is_a_caveat():
     trace = analyzed_trace_of({"duration_ns": 100, "limit_ns": 106}, device=ROUND_DEVICE)
-    assert ["1", "100.0 %"] in [amounts(text) for text in warnings(section("Caveats", trace))]
+    assert ["1", "100.0 %"] in [quantities_in(text) for text in warnings(section("Caveats", trace))]
 
 
 def test_the_memory_of_two_ranks_is_not_one_curve():
@@ -366,14 +366,14 @@ def test_the_timeline_shows_the_step_of_median_duration():
     ]
     trace = analyzed_trace_of({"start_ns": 1450, "step": 1}, {"start_ns": 2100}, ranges=steps)
     timeline = section("Timeline", trace)
-    assert amounts(texts(timeline)) == ["1", "3", "1", "550 ns"]
+    assert quantities_in(texts(timeline)) == ["1", "3", "1", "550 ns"]
 
 
 def test_a_crowded_timeline_is_merged_and_says_how_much():
     rows = [{"start_ns": 200 * i} for i in range(4000)]
     figure = section("Timeline", analyzed_trace_of(*rows)).parts[1]
     assert sum(len(data["x"]) for data in figure.data) <= 3000
-    assert amounts(figure.caption) == ["3,999", "4,000"]
+    assert quantities_in(figure.caption) == ["3,999", "4,000"]
 
 
 def test_a_name_in_a_figure_cannot_be_markup():
@@ -403,17 +403,17 @@ def slowed(unrecorded_step_ns=(200, 200), **kernel):
 def test_the_headline_is_given_for_an_unrecorded_step_too_where_recording_slowed_it():
     # Busy for 150 of 250 ns: 60 % of a recorded step, 90 % of one that takes two thirds as long.
     assert fact(section("Utilisation", slowed()), "Busy")[0] == "60.0 %"
-    assert amounts(texts(section("Utilisation", slowed())))[-1] == "90.0 %"
-    assert ["50.0 %"] in [amounts(text) for text in warnings(section("Caveats", slowed()))]
+    assert quantities_in(texts(section("Utilisation", slowed())))[-1] == "90.0 %"
+    assert ["50.0 %"] in [quantities_in(text) for text in warnings(section("Caveats", slowed()))]
 
 
 def test_a_slowdown_that_the_spread_of_steps_hides_is_no_fact():
     trace = slowed(unrecorded_step_ns=(100, 200, 310))
     value, why = fact(section("Run", trace), "Recording overhead")
     assert value == "not known"
-    assert amounts(why) == ["300 ns", "1", "200 ns", "3", "50.0 %", "105.0 %"]
-    assert amounts(texts(section("Utilisation", trace)))[-1] == "60.0 %"
-    assert ["50.0 %"] not in [amounts(text) for text in warnings(section("Caveats", trace))]
+    assert quantities_in(why) == ["300 ns", "1", "200 ns", "3", "50.0 %", "105.0 %"]
+    assert quantities_in(texts(section("Utilisation", trace)))[-1] == "60.0 %"
+    assert ["50.0 %"] not in [quantities_in(text) for text in warnings(section("Caveats", trace))]
 
 
 def test_in_host_mode_nothing_tells_how_much_recording_slowed_the_operators():
@@ -425,8 +425,8 @@ def test_in_host_mode_the_time_between_operators_is_told_once():
     rows = ({"duration_ns": 40, "kind": "gemm"}, {"start_ns": 100, "duration_ns": 20})
     trace = analyzed_trace_of(*({"activity": "host", "device": -1, **row} for row in rows))
     lead = section("Where the time goes", trace).parts[0].text
-    assert (amounts(lead)[0], amounts(lead)[-1]) == ("33.3 %", "50.0 %")
-    assert amounts(lead).count("50.0 %") == 1
+    assert (quantities_in(lead)[0], quantities_in(lead)[-1]) == ("33.3 %", "50.0 %")
+    assert quantities_in(lead).count("50.0 %") == 1
     assert "GPU" not in lead
 
 
@@ -442,7 +442,7 @@ def test_in_host_mode_the_top_operators_are_named_once_and_no_device_is_spoken_o
 def test_bandwidth_is_drawn_with_its_unit_and_says_what_a_bar_is():
     figure = section("Roofline", analyzed_trace_of({"bytes": 9, "limit_ns": 1})).parts[-1]
     assert figure.layout["xaxis"]["ticksuffix"] == "B/s"
-    assert amounts(figure.caption)[:2] == ["1", "1"]
+    assert quantities_in(figure.caption)[:2] == ["1", "1"]
 
 
 def test_the_source_of_measured_ceilings_is_said_once():
@@ -469,7 +469,7 @@ def test_launches_that_left_no_activity_are_a_caveat():
         for i in range(5)
     ]
     trace = analyzed_trace_of({"correlation": 2, "launch_row": 2}, ranges=calls)
-    found = [amounts(text) for text in warnings(section("Caveats", trace))]
+    found = [quantities_in(text) for text in warnings(section("Caveats", trace))]
     assert ["4", "5", "2", "2"] in found
 
 

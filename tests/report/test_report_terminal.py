@@ -9,7 +9,7 @@ from rich.console import Console
 
 from kprof.report.section import Column, Facts, Figure, Section, Table, Text, sections_of
 from kprof.report.terminal import print_summary
-from tests.amounts import amounts
+from tests.quantities import quantities_in
 from tests.traces import analyzed_trace_of
 
 LONG_NAME = "void at::native::vectorized_elementwise_kernel<4, at::native::" + "x" * 150 + "(tail)"
@@ -104,7 +104,7 @@ def test_what_room_is_left_goes_to_the_narrowest_that_wants_more():
 
 def test_rows_left_out_are_counted():
     *_, last = printed((kernel_table(15),)).rstrip().splitlines()
-    assert amounts(last) == ["5"]
+    assert quantities_in(last) == ["5"]
 
 
 def test_a_line_does_not_break_between_a_number_and_its_unit():

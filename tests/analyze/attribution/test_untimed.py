@@ -121,7 +121,7 @@ def test_a_what_if_is_refused_with_the_reason(tmp_path):
     path = tmp_path / "report.csv"
     path.write_text(raw_page(launch("gemm"), launch("gemm")))
     opened = open_run([path], tmp_path / "run.kprof", force=False)
-    (answer,), _ = ask(opened.folder, ["gemm=2"])
+    (answer,) = ask(opened.folder, ["gemm=2"]).answers
     assert answer.predicted_step_ns is None
     assert UNTIMED in answer.reason
 

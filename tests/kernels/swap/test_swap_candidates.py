@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from kprof.errors import KprofError
+from kprof.kernels.swap import swapping
 from kprof.kernels.swap.candidates import candidate_names, next_candidate
 from kprof.kernels.swap.swapping import swapped
 from tests.kernels.swap_models import Norm
@@ -16,10 +17,18 @@ def events(log):
     return [(one["event"], one["name"]) for one in map(json.loads, log.read_text().splitlines())]
 
 
-def turn(names, log, model, calls=1):
+@pytest.fixture(autouse=True)
+def roots(monkeypatch):
+    """Return the models of this process: those that a test names, and none of earlier tests."""
+    found = []
+    monkeypatch.setattr(swapping, "all_roots", lambda: found)
+    return found
+
+
+def turn(names, log, model):
+    swapping.all_roots()[:] = [model]
     with next_candidate(",".join(names), str(log)):
-        for _ in range(calls):
-            model(torch.ones(2, 16))
+        model(torch.ones(2, 16))
 
 
 def test_each_candidate_has_its_turn_and_one_that_replaces_no_call_none_after_it(tmp_path):
@@ -61,8 +70,9 @@ def test_behind_each_turn_the_model_is_as_it_was(tmp_path):
     assert "forward" not in vars(model[0])
 
 
-def test_an_error_of_the_workload_leaves_the_candidate(tmp_path):
+def test_an_error_of_the_workload_leaves_the_candidate(tmp_path, roots):
     model = nn.Sequential(Norm(16))
+    roots.append(model)
     with pytest.raises(ZeroDivisionError), next_candidate("rmsnorm=eager", str(tmp_path / "log")):
         raise ZeroDivisionError
     assert "forward" not in vars(model[0])
