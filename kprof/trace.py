@@ -124,7 +124,7 @@ IDLE: tuple[Column, ...] = (
     Column("start_ns", "int64", "ns", "idle", "Start of this piece of idle time. The pieces of a device never overlap and are all of its idle time."),
     Column("duration_ns", "int64", "ns", "idle", "Length of the piece."),
     Column("cause", "category", "", "idle", "launch-bound, data loading, synchronization, pageable copy, allocator, collective wait, dependency wait, between kernels, profiler or no work; missing where the trace does not tell."),
-    Column("recoverable_ns", "Int64", "ns", "idle", "What would be gained without the cause: the piece less the time that any two kernels need between them; missing where unknown."),
+    Column("recoverable_ns", "Int64", "ns", "idle", "What would be gained without the cause, at most: all of the piece or nothing; missing where unknown."),
     Column("edge", "category", "", "idle", "before or after: outside the rank's window, between its first activity and the begin of its first step or its last and the end of its last; missing inside."),
     Column("kernel_row", "Int64", "", "idle", "Row in `kernels` of the activity that ended the idle time; missing at the end."),
     Column("evidence_row", "Int64", "", "idle", "Row in `ranges` that shows the cause: the call that blocked, the data loading, what the host ran."),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from fractions import Fraction
 
 import numpy as np
 import pandas as pd
@@ -26,10 +25,6 @@ from kprof.analyze.idle.host_state import Host, find_host, threads_in
 from kprof.analyze.idle.queue_starvation import add_drain, add_starvation
 from kprof.analyze.intervals import NOTHING
 from kprof.trace import Trace, columns_of, empty
-
-# Between two nodes of a graph, 0.22 µs on an H200 (`BETWEEN_NODES_NS`), as a share of 3 µs, which
-# is the device's own time between two activities at most.
-IN_GRAPH = Fraction(11, 150)
 
 CAUSES = pd.Index(causes.CAUSES)
 EDGES = pd.Index(["before", "after"])
@@ -75,7 +70,7 @@ def _table(evidence: Evidence, pieces: Pieces, places: Places) -> pd.DataFrame:
         "start_ns": pieces.start,
         "duration_ns": pieces.end - pieces.start,
         "cause": pd.Categorical.from_codes(pieces.cause, CAUSES),
-        "recoverable_ns": _recoverable_ns(evidence, pieces),
+        "recoverable_ns": _recoverable_ns(pieces),
         "edge": pd.Categorical.from_codes(gaps.edge[gap] - 1, EDGES),
         "kernel_row": _nullable(gaps.row[gap]),
         "evidence_row": _nullable(places.row),
@@ -89,19 +84,9 @@ def _table(evidence: Evidence, pieces: Pieces, places: Places) -> pd.DataFrame:
     return table
 
 
-def _recoverable_ns(evidence: Evidence, pieces: Pieces) -> pd.arrays.IntegerArray:
-    """Return what would be gained without each piece's cause.
-
-    Any two activities need some time between them, so a gap's last piece keeps that; behind a wait
-    for a launch only what two nodes of a graph need.
-    """
-    gap = pieces.gap
-    is_last = np.append(gap[1:] != gap[:-1], True)[: len(gap)]
-    ends_with_activity = is_last & (evidence.gaps.row[gap] != NOTHING)
-    is_late = pieces.cause == LATE
-    least_ns = np.where(is_late, int(IN_GRAPH * evidence.floor_ns), evidence.floor_ns // 2)
-    kept_ns = np.where(ends_with_activity, least_ns, 0)
-    gained_ns = np.maximum(pieces.end - pieces.start - kept_ns, 0)
+def _recoverable_ns(pieces: Pieces) -> pd.arrays.IntegerArray:
+    """Return what would be gained without each piece's cause, at most: all of it, or nothing."""
+    gained_ns = pieces.end - pieces.start
     nothing = [CODES[cause] for cause in causes.NOT_RECOVERABLE]
     gained_ns = np.where(np.isin(pieces.cause, nothing), 0, gained_ns)
     known = [*nothing, *(CODES[cause] for cause in causes.RECOVERABLE)]
