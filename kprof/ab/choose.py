@@ -60,11 +60,12 @@ def choose(a: Variant, options: AbOptions, folder: Path, tell: Tell) -> Choice:
         try:
             found = _try_all(a, names, options, where)
         except TrialError as error:
-            culprit, dropped = _after_crash(where / LOG)
+            culprit, dropped = _after_crash(where / LOG, error.arm)
             if culprit is None or turn == MOST_CRASHES:
                 raise
             tried |= {one.name: one for one in dropped}
-            tried[culprit] = Tried(culprit, why=f"the workload ended: {error.problem}")
+            last = error.problem.splitlines()[-1].strip()
+            tried[culprit] = Tried(culprit, why=f"the workload ended: {last}")
             names = [name for name in names if name not in tried]
             if not names:
                 break
@@ -184,10 +185,14 @@ def _looked_at(one: Tried, ratios: Floats, alpha: float) -> Tried:
     return replace(one, num_windows=len(ratios), ratio=ratio, low=low, high=high)
 
 
-def _after_crash(entries: Path) -> tuple[str | None, list[Tried]]:
-    """Return the candidate that was in when the workload ended, and those that cannot run."""
+def _after_crash(entries: Path, arm: str) -> tuple[str | None, list[Tried]]:
+    """Return the candidate that was in when the workload ended, and those that cannot run.
+
+    A process that an exception ends leaves the candidate on its way out.
+    """
     lines = _lines_of(entries)
-    if not lines or lines[-1]["event"] != "enter":
+    event = lines[-1]["event"] if lines else ""
+    if event != "enter" and (event != "leave" or arm != "B"):
         return None, []
     return lines[-1]["name"], [one for one in _spans(entries)[1].values() if one.why]
 

@@ -186,11 +186,15 @@ class Trial:
 
 
 class TrialError(KprofError):
-    """A workload that did not get through its trial; `trial` has what was measured before."""
+    """A workload that did not get through its trial; `trial` has what was measured before.
 
-    def __init__(self, problem: str, *, fix: str, trial: Trial) -> None:
+    `arm` is the one that had the turn then; empty: unknown.
+    """
+
+    def __init__(self, problem: str, *, fix: str, trial: Trial, arm: str = "") -> None:
         super().__init__(problem, fix=fix)
         self.trial = trial
+        self.arm = arm
 
 
 class TrialInterrupted(KeyboardInterrupt):
@@ -300,6 +304,7 @@ class Course:
             f"The last that it printed:{shown}",
             fix=f"see that it runs by itself: {self._variant.line}; its output is in {self._log}",
             trial=trial,
+            arm=arm,
         )
 
 

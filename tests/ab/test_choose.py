@@ -131,8 +131,8 @@ def test_nothing_is_taken_where_nothing_is_faster_for_sure():
 class Process:
     """Stands in for a workload of which each candidate takes a share of the time as it is."""
 
-    def __init__(self, shares, ends_with=None):
-        self.shares, self.ends_with = shares, ends_with
+    def __init__(self, shares, ends_with=None, leaves=False):
+        self.shares, self.ends_with, self.leaves = shares, ends_with, leaves
         self.names = []
 
     def __call__(self, variant, schedule, folder, *, is_enough):
@@ -152,10 +152,13 @@ class Process:
                 turn += 1
                 if name == self.ends_with:
                     line = {"event": "enter", "name": name, "time_ns": second * S - 1}
-                    with log.open("a") as file:
-                        file.write(json.dumps(line) + "\n")
+                    if self.leaves:
+                        append(log, name, second)
+                    else:
+                        with log.open("a") as file:
+                            file.write(json.dumps(line) + "\n")
                     trial = trial_of("A", windows)
-                    raise TrialError("B: the workload ended", fix="see", trial=trial)
+                    raise TrialError("B: the workload ended", fix="see", trial=trial, arm="B")
                 if name is not None:
                     append(log, name, second)
                 windows.append(window(arm, second, 100.0 * noise * self.shares.get(name, 1.0)))
@@ -193,10 +196,11 @@ def test_every_candidate_is_tried_until_it_is_decided(monkeypatch, tmp_path):
     assert json.loads((tmp_path / "choice.json").read_text())["tried"][0]["name"] == "rope=kprof"
 
 
+@pytest.mark.parametrize("leaves", [False, True], ids=["by a signal", "by an exception"])
 def test_a_candidate_that_ends_the_workload_is_left_out_and_the_rest_is_tried(
-    monkeypatch, tmp_path
+    monkeypatch, tmp_path, leaves
 ):
-    process = Process({"rope=kprof": 1.0, "adamw=kprof": 0.5}, ends_with="rope=kprof")
+    process = Process({"rope=kprof": 1.0, "adamw=kprof": 0.5}, "rope=kprof", leaves)
     choice = chosen(monkeypatch, tmp_path, process)
     assert process.names == [["rope=kprof", "adamw=kprof"], ["adamw=kprof"]]
     assert choice.names == ("adamw=kprof",)
