@@ -188,13 +188,16 @@ def _looked_at(one: Tried, ratios: Floats, alpha: float) -> Tried:
 def _after_crash(entries: Path, arm: str) -> tuple[str | None, list[Tried]]:
     """Return the candidate that was in when the workload ended, and those that cannot run.
 
-    A process that an exception ends leaves the candidate on its way out.
+    A process that an exception ends leaves the candidate on its way out, and may drop it then.
     """
     lines = _lines_of(entries)
-    event = lines[-1]["event"] if lines else ""
-    if event != "enter" and (event != "leave" or arm != "B"):
+    enters = [place for place, line in enumerate(lines) if line["event"] == "enter"]
+    if not enters:
         return None, []
-    return lines[-1]["name"], [one for one in _spans(entries)[1].values() if one.why]
+    later = [line["event"] for line in lines[enters[-1] + 1 :]]
+    is_culprit = not later or (arm == "B" and later[0] == "leave")
+    dropped = [one for one in _spans(entries)[1].values() if one.why]
+    return (lines[enters[-1]]["name"] if is_culprit else None), dropped
 
 
 def _all_names() -> list[str]:

@@ -131,8 +131,8 @@ def test_nothing_is_taken_where_nothing_is_faster_for_sure():
 class Process:
     """Stands in for a workload of which each candidate takes a share of the time as it is."""
 
-    def __init__(self, shares, ends_with=None, leaves=False):
-        self.shares, self.ends_with, self.leaves = shares, ends_with, leaves
+    def __init__(self, shares, ends_with=None, on_its_way_out=()):
+        self.shares, self.ends_with, self.on_its_way_out = shares, ends_with, on_its_way_out
         self.names = []
 
     def __call__(self, variant, schedule, folder, *, is_enough):
@@ -151,12 +151,7 @@ class Process:
                 name = left[turn % len(left)] if left else None
                 turn += 1
                 if name == self.ends_with:
-                    line = {"event": "enter", "name": name, "time_ns": second * S - 1}
-                    if self.leaves:
-                        append(log, name, second)
-                    else:
-                        with log.open("a") as file:
-                            file.write(json.dumps(line) + "\n")
+                    write(log, name, "enter", *self.on_its_way_out)
                     trial = trial_of("A", windows)
                     raise TrialError("B: the workload ended", fix="see", trial=trial, arm="B")
                 if name is not None:
@@ -165,6 +160,13 @@ class Process:
             if is_enough(windows):
                 break
         return trial_of("A", windows)
+
+
+def write(log, name, *events):
+    left = {"num_calls": 0, "num_compiled": 0, "why": "no call"}
+    with log.open("a") as file:
+        for event in events:
+            file.write(json.dumps({"event": event, "name": name, "time_ns": 0, **left}) + "\n")
 
 
 def append(log, name, second):
@@ -196,11 +198,11 @@ def test_every_candidate_is_tried_until_it_is_decided(monkeypatch, tmp_path):
     assert json.loads((tmp_path / "choice.json").read_text())["tried"][0]["name"] == "rope=kprof"
 
 
-@pytest.mark.parametrize("leaves", [False, True], ids=["by a signal", "by an exception"])
+@pytest.mark.parametrize("on_its_way_out", [(), ("leave",), ("leave", "drop")])
 def test_a_candidate_that_ends_the_workload_is_left_out_and_the_rest_is_tried(
-    monkeypatch, tmp_path, leaves
+    monkeypatch, tmp_path, on_its_way_out
 ):
-    process = Process({"rope=kprof": 1.0, "adamw=kprof": 0.5}, "rope=kprof", leaves)
+    process = Process({"rope=kprof": 1.0, "adamw=kprof": 0.5}, "rope=kprof", on_its_way_out)
     choice = chosen(monkeypatch, tmp_path, process)
     assert process.names == [["rope=kprof", "adamw=kprof"], ["adamw=kprof"]]
     assert choice.names == ("adamw=kprof",)
@@ -227,10 +229,8 @@ def ends_after(num_steps_of, *, drops=()):
 
     def run(variant, schedule, folder, *, is_enough):
         log = Path(schedule.patch_arguments[1])
-        with log.open("a") as file:
-            for name in drops:
-                for line in ({"event": "enter"}, {"event": "drop", "why": "no call"}):
-                    file.write(json.dumps(line | {"name": name, "time_ns": 0}) + "\n")
+        for name in drops:
+            write(log, name, "enter", "drop")
         windows = [window("AB"[n % 2], n, 100.0) for n in range(num_steps_of)]
         run.is_enough = is_enough(windows)
         return trial_of("A", windows)
@@ -265,12 +265,17 @@ def test_reasons_found_before_a_crash_are_kept(monkeypatch, tmp_path):
     def run(variant, schedule, folder, *, is_enough):
         log = Path(schedule.patch_arguments[1])
         if "x=y" in schedule.patch_arguments[0]:
-            lines = ({"event": "enter"}, {"event": "drop", "why": "no call"})
-            text = [json.dumps(line | {"name": "x=y", "time_ns": 0}) + "\n" for line in lines]
-            log.write_text("".join(text))
+            write(log, "x=y", "enter", "drop")
         return process(variant, schedule, folder, is_enough=is_enough)
 
     run.shares = process.shares
     choice = chosen(monkeypatch, tmp_path, run)
     assert choice.names == ("adamw=kprof",)
     assert {one.name: one.why for one in choice.tried}["x=y"] == "no call"
+
+
+def test_a_workload_that_ends_with_no_candidate_in_is_no_candidates_fault(monkeypatch, tmp_path):
+    process = Process({"rope=kprof": 1.0, "adamw=kprof": 0.5}, "rope=kprof", ("drop",))
+    with pytest.raises(TrialError):
+        chosen(monkeypatch, tmp_path, process)
+    assert len(process.names) == 1
