@@ -77,9 +77,8 @@ def ask(
     from kprof.storage import is_saved
 
     trace = open_trace(run, progress)
-    suggestions = [one.question for one in suggest(trace)]
     if not questions:
-        return Asked(list(trace.meta.what_if), whole_of(trace), suggestions)
+        return Asked(list(trace.meta.what_if), whole_of(trace), _arguments(suggest(trace)))
     progress("replaying")
     changes = [parse_change(text, trace) for text in questions]
     baseline = find_baseline(trace)
@@ -90,7 +89,11 @@ def ask(
             _keep(answers, trace, run)
         except KprofError as error:
             say(f"{error.problem}; the answers stand here only")
-    return Asked(answers, whole_of(trace), suggestions)
+    return Asked(answers, whole_of(trace), _arguments(suggest(trace, baseline)))
+
+
+def _arguments(changes: Sequence[Change]) -> list[str]:
+    return [one.question for one in changes]
 
 
 def parse_change(text: str, trace: Trace) -> Change:

@@ -155,6 +155,12 @@ def test_of_a_host_without_a_gpu_only_operators_are_suggested():
     assert [one.question for one in suggest(HOSTS)] == ["op:aten::empty=2"]
 
 
+def test_nothing_is_suggested_that_the_answer_would_refuse():
+    kernel = {"name": "mm", "kind": "gemm"}
+    assert [one.question for one in suggest(analyzed_trace_of(kernel))] == ["kind:gemm=2"]
+    assert suggest(analyzed_trace_of(kernel, untimed="no starts were recorded")) == []
+
+
 TREE = analyzed_trace_of(
     {"name": "gemm[1]", "module": "layers.0.attn", "kind": "gemm", "op_row": 1},
     {"name": "gemm[2]", "module": "layers.0", "kind": "norm", "op_row": 0},

@@ -190,6 +190,31 @@ def test_known_work_is_one_number_on_every_part_of_the_page():
     assert (coverage["modelled_share"], coverage["at_least_share"]) == (0.75, 0.5)
 
 
+def test_where_nothing_ran_in_the_steps_all_of_its_work_is_unknown():
+    step = {"kind": "step", "name": "0", "start_ns": 0, "duration_ns": 100}
+    late = {"activity": "host", "name": "aten::empty", "start_ns": 200, "bytes": 100}
+    trace = analyzed_trace_of(late, ranges=[step])
+    work = measure_known_work(trace)
+    assert (work.known, work.at_least, work.unknown) == (0.0, 0.0, 1.0)
+    (check,) = [one for one in audit(trace) if one.name == "Known work"]
+    assert check.verdict == "bad"
+
+
+def test_a_bound_of_next_to_nothing_is_not_told_as_none():
+    known = {"bytes": 100, "limit_ns": 10, "duration_ns": 1_000_000}
+    bound = {"bytes": 100, "limit_ns": 10, "work_bound": "at least", "start_ns": 1_000_000}
+    trace = analyzed_trace_of(known, {**bound, "duration_ns": 100}, device=ROUND_DEVICE)
+    assert 0 < measure_known_work(trace).at_least < 0.0005
+    (check,) = [one for one in audit(trace) if one.name == "Known work"]
+    assert re.findall(r"[\d.]+ %", check.evidence) == ["0.0 %"]
+
+
+def test_one_damaged_record_is_told_in_the_singular():
+    counts = {"damaged_activities": 1, "damaged_events": 2}
+    (check,) = [o for o in audit(analyzed_trace_of({}, counts=counts)) if "Damaged" in o.name]
+    assert re.findall(r"\d \w+", check.evidence) == ["1 activity", "2 events"]
+
+
 def test_work_of_which_much_is_only_bounded_limits_the_data_quality():
     trace = analyzed_trace_of({"bytes": 100, "limit_ns": 10, "work_bound": "at least"})
     (check,) = [one for one in audit(trace) if one.name == "Known work"]

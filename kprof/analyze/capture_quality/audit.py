@@ -289,6 +289,8 @@ OUTSIDE = (0.05, 0.3)
 APART = (0.1, 0.5)
 LONGER_FIRST = 0.05
 ENOUGH_STEPS = 3
+# A smaller share reads 0.0 %.
+LEAST_TOLD = 0.0005
 
 
 def _unknown(name: str, why: Unanswered | None, meaning: str) -> Iterator[Check]:
@@ -357,14 +359,18 @@ def _damage(trace: Trace) -> Iterator[Check]:
     """Grade damaged records, where there are any: those of the device, then those of the host."""
     counts = trace.meta.counts
     lost = {
-        "activities without a valid time": counts.get("damaged_activities", 0),
-        "activities far from their launch": counts.get("misplaced_activities", 0),
-        "activities that overrun their stream": counts.get("overrun_activities", 0),
-        "events that cannot be read": counts.get("damaged_events", 0),
-        "begins or ends without the other": counts.get("unmatched_edges", 0),
+        ("activity", "activities", " without a valid time"): "damaged_activities",
+        ("activity", "activities", " far from its launch"): "misplaced_activities",
+        ("activity", "activities", " beyond the next on its stream"): "overrun_activities",
+        ("event", "events", " that cannot be read"): "damaged_events",
+        ("begin or end", "begins or ends", " without the other"): "unmatched_edges",
     }
     repaired = counts.get("repaired_events", 0)
-    told = [f"{number:,} {what}" for what, number in lost.items() if number]
+    told = [
+        counted(counts[key], noun, plural) + what
+        for (noun, plural, what), key in lost.items()
+        if counts.get(key, 0)
+    ]
     if told:
         lost_ns = counts.get("lost_ns", 0)
         if lost_ns:
@@ -443,7 +449,8 @@ def _work(trace: Trace) -> Iterator[Check]:
     if verdict == "good" and not work.is_enough:
         verdict = "limited"
     has_shapes = bool(trace.ranges["input_shapes"].notna().any())
-    at_least = f", of {percent(work.at_least)} only a lower bound of it" if work.at_least else ""
+    is_partly = work.at_least >= LEAST_TOLD
+    at_least = f", of {percent(work.at_least)} only a lower bound of it" if is_partly else ""
     yield from checked(
         "Known work",
         verdict,

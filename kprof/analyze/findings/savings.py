@@ -151,8 +151,8 @@ class Pricer:
 
         The device's time in its rows, and the idle time that it is about; where launches go, also
         the idle time before these, or that the host's time in them explains; where recording was
-        taken off, the lead that waits take from a host that is not recorded. None: it is not about
-        time.
+        taken off, the lead that waits take from a host that is not recorded. Activities at the same
+        time cost no more than the step. None: it is not about time.
         """
         fix = finding.fix
         is_work = fix.best_ns is not None or fix.waited_ns is not None
@@ -161,7 +161,7 @@ class Pricer:
             return None
         rows, busy_ns = list(finding.rows if is_work else ()), np.zeros_like(self._took())
         busy_ns[rows] = self._took()[rows]
-        return self._costs_ns([finding], busy_ns, is_recoverable=False)
+        return min(self._costs_ns([finding], busy_ns, is_recoverable=False), self.step_ns)
 
     def _most_ns(self, findings: Sequence[Finding]) -> int:
         """Return how much of what these findings cost their fixes could take away."""

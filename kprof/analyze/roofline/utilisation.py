@@ -44,7 +44,8 @@ class Share:
 class KnownWork:
     """How much of the device time has known work: shares of one, which add up to one.
 
-    Device time of the steps; of the window where none is marked.
+    Device time of the steps; of the window where none is marked. Where nothing ran in these, all
+    of it is unknown.
     """
 
     known: float
@@ -84,7 +85,7 @@ def measure_known_work(trace: Trace) -> KnownWork:
     return KnownWork(
         known=share_of_time(kernels, has_any & ~is_bounded),
         at_least=share_of_time(kernels, has_any & is_bounded),
-        unknown=share_of_time(kernels, ~has_any),
+        unknown=share_of_time(kernels, ~has_any) if kernels["duration_ns"].any() else 1.0,
         flops=share_of_time(kernels, computes & ~is_bounded.to_numpy(bool)),
     )
 

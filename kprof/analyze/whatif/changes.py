@@ -308,6 +308,8 @@ def _is_last_of_several(ends: np.ndarray, program: HostProgram) -> np.ndarray:
     moments = np.sort(program.time_ns[program.what == MARK])
     step = np.searchsorted(moments, program.time_ns[ends], side="right")
     number = np.unique(np.vstack([program.program[ends], step]), axis=1, return_inverse=True)[1]
+    # NumPy 2.0.0 alone returns a row of a matrix.
+    number = number.reshape(-1)
     is_last = np.append(np.diff(number) != 0, True)[: len(ends)]
     return np.asarray(is_last & (np.bincount(number)[number] > 1))
 

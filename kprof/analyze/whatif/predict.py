@@ -307,11 +307,16 @@ def _avoidable(trace: Trace) -> list[str]:
     return [cause for cause in groups["cause"] if cause in AVOIDABLE]
 
 
-def suggest(trace: Trace) -> list[Change]:
-    """Return changes that this trace can be asked about, one of each sort.
+def suggest(trace: Trace, baseline: Baseline | None = None) -> list[Change]:
+    """Return changes that this trace can be asked about, one of each sort; none if none is told.
 
-    Each names what takes most time.
+    Each names what takes most time. `baseline`, if the trace was replayed before; it is not
+    replayed where a prediction is known.
     """
+    if baseline is None and all(one.predicted_step_ns is None for one in trace.meta.what_if):
+        baseline = find_baseline(trace)
+    if baseline is not None and baseline.refusal is not None:
+        return []
     took = trace.kernels["duration_ns"].to_numpy(np.int64)
     how = FASTER if (rooflines_ns(trace) == NOTHING).all() else ROOFLINE
     sorts = {"op": FASTER} if trace.is_host_only else {"kind": FASTER, "module": how, "op": REMOVED}

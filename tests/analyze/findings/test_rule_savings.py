@@ -54,6 +54,14 @@ def test_the_simulated_program_with_faster_kernels_takes_what_was_predicted():
     assert found.step_ns - found.high_ns == step_ns(faster(BUSY, "norm", 3))
 
 
+def test_activities_at_the_same_time_cost_no_more_than_the_step():
+    at_once = [{"stream": stream, "duration_ns": 400, "start_ns": 0} for stream in (1, 2)]
+    pricer = find_pricer(analyzed_trace_of(*at_once, {"stream": 1, "start_ns": 400}))
+    assert pricer.step_ns == 500
+    costs = [pricer.cause_ns(about(rows, best_ns=0, modest_ns=0)) for rows in ([0], [0, 1])]
+    assert costs == [400, 500]
+
+
 def test_fewer_launches_save_the_hosts_time_where_it_is_the_limit():
     late = [kernel("mm", 4_000, host_ns=50_000) for _ in range(10)]
     found = priced(late, about(range(10), best_ns=8_000, modest_ns=8_000, launches=2))
