@@ -139,7 +139,7 @@ def _summary(compared: Compared) -> Section:
             for name, trace in (("A", compared.a), ("B", compared.b))
         )
     )
-    over = ", the window over its steps" if compared.unit == "step" else " of the window"
+    over = " of a step in the mean" if compared.unit == "step" else " of the window"
     sum_text = (
         f"Elapsed time{over}: B {format_exact(b.step_ns)} - A "
         f"{format_exact(a.step_ns)} = {change:+,} ns. Every table below adds up to it."

@@ -239,12 +239,23 @@ def test_steps_that_overlap_in_length_are_named():
     ]
 
 
-def test_a_window_that_is_shorter_than_its_steps_is_named():
-    ranges = [{**STEP, "duration_ns": 1000}]
-    late = run_of({"start_ns": 900}, ranges=ranges)
-    (doubt,) = doubts(run_of({}), late)
-    assert doubt.startswith("B's window")
-    assert quantities_in(doubt) == ["90.0 %"]
+def test_tables_of_more_or_less_time_than_the_steps_took_are_named():
+    def run(step_ns):
+        recording = Recording("Training.", 9, (0,), "device", (step_ns,), ())
+        return run_of({"duration_ns": 100}, recording=recording)
+
+    found = [doubts(run(100), run(ns)) for ns in (100, 80, 125)]
+    assert [[quantities_in(one) for one in told] for told in found] == [
+        [],
+        [["25.0 %"]],
+        [["20.0 %"]],
+    ]
+
+
+def test_idle_time_at_the_edges_of_steps_is_in_the_tables_and_raises_no_doubt():
+    late = run_of({"start_ns": 900}, ranges=[{**STEP, "duration_ns": 1000}])
+    assert find_differences(late, late).a.step_ns == 1000
+    assert doubts(run_of({}), late) == []
 
 
 def test_a_difference_opens_runs_and_traces_alike(tmp_path, monkeypatch, capfdbinary):

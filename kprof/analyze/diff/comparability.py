@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from kprof.analyze.attribution.overlap import allot_busy_time
-from kprof.analyze.attribution.steps import find_lead, find_steps, rule_of, time_steps
+from kprof.analyze.attribution.steps import denominator, find_steps, rule_of, time_steps
 from kprof.analyze.capture_quality.audit import audit
 from kprof.analyze.energy import around, devices_in, readings
-from kprof.analyze.groupings import count_gpus, measure_window
 from kprof.analyze.roofline.utilisation import ENOUGH_KNOWN, measure_known_work
 from kprof.trace import Trace
 
@@ -122,7 +121,7 @@ def _steps(a: Trace, b: Trace) -> Iterator[str]:
     elif rules[0] != rules[1]:
         told = [rule.rstrip(".") for rule in rules]
         yield f"A step is not told by the same rule. A: {told[0]}. B: {told[1]}."
-    yield from _edges(a, b)
+    yield from _apart(a, b)
     spans = [(min(t), max(t)) for t in (time_steps(x).recorded_ns for x in (a, b)) if t]
     if len(set(spans)) == 2 and max(spans)[0] <= min(spans)[1]:
         yield (
@@ -131,19 +130,17 @@ def _steps(a: Trace, b: Trace) -> Iterator[str]:
         )
 
 
-def _edges(a: Trace, b: Trace) -> Iterator[str]:
-    """Tell where the windows hold much less, or more, than the steps that they are divided by."""
+def _apart(a: Trace, b: Trace) -> Iterator[str]:
+    """Tell where the tables split much less, or more, time than the steps took."""
     for name, trace in _both(a, b):
-        steps_ns = sum(time_steps(trace).recorded_ns)
-        # Activities launched before a recording are in no step and in no table.
-        left_out_ns = find_lead(trace).time_ns // max(count_gpus(trace.kernels), 1)
-        window_ns = measure_window(trace.kernels) // max(trace.meta.num_ranks, 1) - left_out_ns
-        apart = abs(window_ns - steps_ns) / max(steps_ns, 1)
-        if steps_ns and apart > MUCH:
+        took, step_ns = time_steps(trace), denominator(trace).step_ns
+        steps_ns = sum(took.recorded_ns) / max(len(took.recorded_ns), 1)
+        apart = step_ns / max(steps_ns, 1) - 1
+        if steps_ns and abs(apart) > MUCH:
             yield (
-                f"{name}'s window, from its first activity to its last, is {100 * apart:.1f} % "
-                f"{'longer' if window_ns > steps_ns else 'shorter'} than its steps together: what "
-                "lies outside of it is in no table."
+                f"{name}'s tables split {100 * abs(apart):.1f} % "
+                f"{'more' if apart > 0 else 'less'} time than its steps took by {took.clock}: part "
+                f"of {'it is of no step' if apart > 0 else 'these is in no table'}."
             )
 
 
