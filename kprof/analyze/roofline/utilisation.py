@@ -55,6 +55,8 @@ class KnownWork:
     unknown: float
     flops: float
     """The part of `known` that computes: its FLOPs are known, and some."""
+    of: str = "the device time"
+    """The time that these are shares of."""
 
     @property
     def is_enough(self) -> bool:
@@ -87,6 +89,7 @@ def measure_known_work(trace: Trace) -> KnownWork:
         at_least=share_of_time(kernels, has_any & is_bounded),
         unknown=share_of_time(kernels, ~has_any) if kernels["duration_ns"].any() else 1.0,
         flops=share_of_time(kernels, computes & ~is_bounded.to_numpy(bool)),
+        of="the operators' own time" if trace.is_host_only else "the device time",
     )
 
 
@@ -139,7 +142,7 @@ def _bounded(share: Share, known: KnownWork, why: Unanswered | None) -> Share:
         return Share(None, f"{share.basis}: {why.reason}" if why else share.basis)
     if known.is_enough:
         return share
-    only = f"the work of only {100 * known.known:.1f} % of the device time is known"
+    only = f"the work of only {100 * known.known:.1f} % of {known.of} is known"
     if share.value < NO_BOUND:
         return Share(None, only)
     return Share(share.value, f"{share.basis}; {only}", is_lower_bound=True)

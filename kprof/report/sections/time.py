@@ -78,7 +78,7 @@ def _lead(trace: Trace, by_part: pd.DataFrame) -> str:
     parts = [
         f"{share} {part}"
         for part, share in zip(by_part["part"], shares, strict=True)
-        # In host mode a sentence of its own tells it.
+        # In host mode the first sentence tells it.
         if part != HOST_IDLE
     ]
     listed = ", ".join(parts[:3])
@@ -86,10 +86,11 @@ def _lead(trace: Trace, by_part: pd.DataFrame) -> str:
         return f"Most of the device time: {listed}. Idle time is not known."
     # Nothing is recorded of the time by which other GPUs take longer.
     idle_ns = int(by_part["time_ns"][by_part["is_idle"] & (by_part["part"] != IMBALANCE)].sum())
-    device = "No operator ran" if trace.is_host_only else "The GPU was idle"
     share = format_share(idle_ns / total_ns)
-    most = f"Most of the time: {listed}. {device} for {share} of it."
-    return most if listed else f"{device} for {share} of the time."
+    if trace.is_host_only:
+        rest = f" The largest parts are {listed}." if listed else ""
+        return f"No operator ran for {share} of the time.{rest}"
+    return f"Most of the time: {listed}. The GPU was idle for {share} of it."
 
 
 def _part_table(trace: Trace, by_part: pd.DataFrame) -> Table:
