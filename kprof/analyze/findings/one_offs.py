@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from kprof.analyze.attribution.steps import denominator, step_rows
+from kprof.analyze.attribution.steps import denominator, find_lead, step_rows
 from kprof.analyze.idle import causes
 from kprof.analyze.intervals import NOTHING, Intervals, disjoint, length_in
 from kprof.findings import StartUp
@@ -171,15 +171,15 @@ def _names(trace: Trace) -> np.ndarray:
 
 
 def _listed(trace: Trace, once: Once) -> tuple[StartUp, ...]:
-    """Return the start-up by what it was and where, longest first."""
-    idle = trace.idle
-    rows = np.flatnonzero(once.ns > 0)
+    """Return the start-up in steps by what it was and where, longest first."""
+    idle, once_ns = trace.idle, np.minimum(once.ns, idle_in_steps_ns(trace))
+    rows = np.flatnonzero(once_ns > 0)
     whole_ns = denominator(trace).time_ns
     known = np.array([*NAMES, None], dtype=object)
     cause = idle["cause"].astype(object).to_numpy()[rows]
     what = np.where(once.name[rows] == NOTHING, cause, known[once.name[rows]])
     place = idle["place"].astype(object).to_numpy()[rows]
-    table = pd.DataFrame({"what": what, "place": place, "ns": once.ns[rows]})
+    table = pd.DataFrame({"what": what, "place": place, "ns": once_ns[rows]})
     groups = table.groupby(["what", "place"], dropna=False, sort=False)["ns"]
     sums = groups.agg(["sum", "size"]).sort_values("sum", ascending=False, kind="stable")
     return tuple(
@@ -192,6 +192,11 @@ def _listed(trace: Trace, once: Once) -> tuple[StartUp, ...]:
         for key, total, number in zip(sums.index, sums["sum"], sums["size"], strict=True)
         if total >= LEAST_SHARE * whole_ns
     )
+
+
+def idle_in_steps_ns(trace: Trace) -> np.ndarray:
+    """Return how much of each row of `idle` lies in steps; all of it where none is marked."""
+    return np.asarray(trace.idle["duration_ns"].to_numpy(np.int64) - find_lead(trace).idle_ns)
 
 
 def count_steps_of_window(trace: Trace) -> int:

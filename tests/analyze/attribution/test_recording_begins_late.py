@@ -9,9 +9,11 @@ from kprof.analyze.attribution.steps import before_launches, time_steps, whole_n
 from kprof.analyze.diff.alignment import find_differences
 from kprof.analyze.diff.comparability import find_doubts
 from kprof.analyze.findings.diagnose import diagnose
+from kprof.analyze.findings.one_offs import find_once, idle_in_steps_ns, without_start_up
 from kprof.analyze.whatif.baseline import find_baseline
 from kprof.analyze.whatif.changes import FASTER, Change, Target
 from kprof.analyze.whatif.predict import predict
+from kprof.report.sections import idle as idle_section
 from kprof.report.sections import time as time_section
 from tests.section_traces import tables
 from tests.traces import measured, trace_of
@@ -50,9 +52,9 @@ def late(lead_ms, other_stream=False):
     return measured(trace_of(*kernels, ranges=ranges))
 
 
-def clipped(first, number):
+def clipped(first, number, *more):
     """Return the steps from `first` on, of ten, with launches and no mark of those before it."""
-    kernels, ranges = [], []
+    kernels, ranges = [], [*more]
     for step in range(number):
         begin_ns = step * PERIOD_MS * MS
         if step >= first:
@@ -143,3 +145,15 @@ def test_a_change_saves_of_a_step_what_it_saves_in_its_steps(lead_ms):
     change = Change(FASTER, Target("kind", "reduction"), factor=3.0)
     found = predict([change], find_baseline(late(lead_ms)))
     assert found.step_ns - found.amdahl_step_ns == 2 * MS
+
+
+def test_start_up_before_the_first_step_is_in_no_count_of_start_up():
+    # While the device is idle before the second period, and before the first step's.
+    load = {"kind": "runtime", "name": "cuModuleLoadData", "start_ns": 10 * MS}
+    trace = clipped(2, 4, {**load, "duration_ns": MS})
+    assert find_once(trace).ns.tolist() == [MS, 0, 0]
+    assert idle_in_steps_ns(trace).tolist() == [0, MS, MS]
+    assert without_start_up(trace)[1] == ()
+    assert "start-up" not in str(idle_section.render(trace).parts[0])
+    (both,) = without_start_up(clipped(0, 2, {**load, "duration_ns": MS}))[1]
+    assert both.time_ns == MS
