@@ -33,7 +33,7 @@ from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
 RULE = "unexplained_time"
-NO_REMEDY = Fix()
+NO_FIX = Fix()
 # A larger share of a step, or of the window, is never left without a word.
 LARGE_SHARE = 0.2
 # Findings that are about this share of a line explain it.
@@ -45,6 +45,8 @@ NUM_NAMES = 3
 
 STACKS = "record Python's stacks: kprof run --stacks SCRIPT"
 RECORD = "record fewer steps, with one profiler at a time: kprof run --steps 2 SCRIPT"
+# Where all that were opened together do not tell.
+MESSAGES = "see which messages can be hidden or joined: kprof playbook exposed_collectives"
 STREAMS = "which event an activity waited for is not in the recording"
 # Tools of NVIDIA that show more.
 NSYS = "; Nsight Systems shows it: kprof run --nsys SCRIPT"
@@ -130,12 +132,17 @@ def _idle_lines(trace: Trace, findings: Sequence[Finding]) -> Iterator[tuple[flo
             f"{who} for {in_words(per_step(trace, line_ns))} of {whole_of(trace)} "
             f"({percent(share)} of it) {why}{f' ({cause})' if cause else ''}"
         )
-        learn = LEARN[cause] if cause else STACKS
+        learn = _next_step(cause, trace) if cause else STACKS
         if cause == causes.DEPENDENCY_WAIT and is_of_nvidia(trace):
             learn += NSYS
         details = (*_longest_gap(trace, rows), *idle_places(trace, rows[_is_placed(trace, rows)]))
         fix = Fix(graphs=cause == causes.LAUNCH_BOUND and not trace.is_host_only)
         yield line_ns, _finding(claim, details, learn, idle_rows=rows, fix=fix)
+
+
+def _next_step(cause: str, trace: Trace) -> str:
+    is_of_ranks = cause == causes.COLLECTIVE_WAIT and trace.meta.num_ranks > 1
+    return MESSAGES if is_of_ranks else LEARN[cause]
 
 
 def _is_placed(trace: Trace, rows: np.ndarray) -> np.ndarray:
@@ -181,7 +188,7 @@ def _work_lines(trace: Trace, findings: Sequence[Finding]) -> Iterator[tuple[flo
         if _are_transfers(trace, rows):
             learn = f"find the code that copies, and whether it is needed; {STACKS}"
         if kind == "collective":
-            learn = LEARN[causes.COLLECTIVE_WAIT]
+            learn = _next_step(causes.COLLECTIVE_WAIT, trace)
         details = (*_largest_names(trace, rows), *work_places(trace, rows))
         yield line_ns, _finding(claim, details, learn, rows=rows)
 
@@ -316,7 +323,7 @@ def _finding(
     *,
     rows: np.ndarray | None = None,
     idle_rows: np.ndarray | None = None,
-    fix: Fix = NO_REMEDY,
+    fix: Fix = NO_FIX,
 ) -> Finding:
     return Finding(
         rule=RULE,

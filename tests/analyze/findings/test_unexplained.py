@@ -104,6 +104,15 @@ def test_nothing_is_replayed_where_the_hosts_waits_are_unknown(call, told):
     assert (baseline.refusal is None) is told
 
 
+@pytest.mark.parametrize(("num_ranks", "is_asked"), [(1, True), (2, False)])
+def test_ranks_that_are_open_together_are_not_asked_for(num_ranks, is_asked):
+    collective = {"name": "ncclKernel_AllReduce", "kind": "collective", "duration_ns": 1_000}
+    ranks = [{**collective, "rank": rank} for rank in range(num_ranks)]
+    learn = learned(analyzed_trace_of(*ranks, num_ranks=num_ranks))
+    assert ("kprof open FOLDER" in learn) is is_asked
+    assert ("playbook exposed_collectives" in learn) is not is_asked
+
+
 def launching(number, *kernels):
     calls = [
         {"kind": "runtime", "name": "cudaLaunchKernel", "correlation": at, "start_ns": 10 * at}
