@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import log
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,6 +44,9 @@ BUDGET_S = 60.0
 ALPHA_OF_LOOK, ALPHA_AT_END = 0.01, 0.02
 # At most 2,000 of a candidate, and so eight looks.
 MOST_WINDOWS = 4_000
+# Windows in a row without a replaced call, after which a candidate is left out.
+MOST_IDLE = 4
+NO_MORE_CALLS = "no more calls: models that the workload builds later are not swapped"
 # Candidates that end the workload are left out, and the rest is tried again, so often.
 MOST_CRASHES = 3
 
@@ -102,9 +105,9 @@ def _try_all(
     def is_enough(windows: Sequence[Window]) -> bool:
         began_s[0] = began_s[0] or time.monotonic()
         taken = tried_in(windows, entries).values()
-        decided = [one.name for one in taken if one.is_faster or one.is_slower]
+        decided = [one.name for one in taken if one.is_faster or one.is_slower or one.why]
         entries.with_suffix(DECIDED).write_text("\n".join(decided))
-        has_all = len(decided) + sum(1 for one in taken if one.why) == len(names)
+        has_all = len(decided) == len(names)
         # The last window is one without a candidate.
         return len(windows) % 2 == 1 and (has_all or is_over())
 
@@ -125,11 +128,20 @@ def tried_in(windows: Sequence[Window], entries: Path, *, is_end: bool = False) 
     spans, found = _spans(entries)
     ratios: dict[str, list[float]] = {}
     used: dict[str, int] = {}
+    num_calls: dict[str, int] = {}
+    num_idle: dict[str, int] = {}
     for place in range(1, len(windows) - 1, 2):
         during = windows[place]
-        name = next((name for name, begin, end in spans if begin <= during.start_ns < end), None)
-        if name is None:
+        inside = [one for one in spans if one.begin_ns <= during.start_ns < one.end_ns]
+        if not inside:
             continue
+        name, before = inside[0].name, num_calls.get(inside[0].name, -1)
+        num_calls[name] = max(one.num_calls for one in inside if one.name == name)
+        if num_calls[name] == before and not found[name].num_compiled:
+            # Nothing was replaced in it.
+            num_idle[name] = num_idle.get(name, 0) + 1
+            continue
+        num_idle[name] = 0
         if name not in ratios:
             # Kernels are compiled in its first window.
             ratios[name] = []
@@ -140,15 +152,29 @@ def tried_in(windows: Sequence[Window], entries: Path, *, is_end: bool = False) 
             continue
         used[name] = other
         ratios[name].append(log(during.time_ns) - log(windows[other].time_ns))
+    for name, number in num_idle.items():
+        if number >= MOST_IDLE:
+            found[name] = replace(found[name], why=NO_MORE_CALLS)
+            ratios.pop(name, None)
     return {
         name: _with_ratios(one, np.array(ratios.get(name, [])), is_end=is_end)
         for name, one in found.items()
     }
 
 
-def _spans(entries: Path) -> tuple[list[tuple[str, int, int]], dict[str, Tried]]:
+class _Span(NamedTuple):
+    """A time in which a candidate was in."""
+
+    name: str
+    begin_ns: int
+    end_ns: int
+    num_calls: int
+    """Calls that it replaced since the first such time."""
+
+
+def _spans(entries: Path) -> tuple[list[_Span], dict[str, Tried]]:
     """Return when which candidate was in, and the candidates without their times."""
-    spans: list[tuple[str, int, int]] = []
+    spans: list[_Span] = []
     found: dict[str, Tried] = {}
     entered_ns = 0
     for told in _lines_of(entries):
@@ -157,7 +183,7 @@ def _spans(entries: Path) -> tuple[list[tuple[str, int, int]], dict[str, Tried]]
         if told["event"] == "enter":
             entered_ns = at_ns
         elif told["event"] == "leave":
-            spans.append((name, entered_ns, at_ns))
+            spans.append(_Span(name, entered_ns, at_ns, told["num_calls"]))
             calls = {key: told[key] for key in ("num_calls", "num_compiled")}
             found[name] = replace(one, **calls)
         else:

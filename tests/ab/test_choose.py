@@ -23,11 +23,11 @@ def window(arm, start_s, time_ns, problem=""):
     return Window(arm, 4, start_s * S, (start_s + 1) * S, time_ns, (), 0, problem=problem)
 
 
-def log_of(path, *turns, dropped=()):
+def log_of(path, *turns, dropped=(), last_call_s=10**9, num_compiled=0):
     lines = []
     for name, begin_s in turns:
         lines.append({"event": "enter", "name": name, "time_ns": begin_s * S - 1})
-        left = {"num_calls": 3, "num_compiled": 0}
+        left = {"num_calls": 3 * min(begin_s, last_call_s), "num_compiled": num_compiled}
         lines.append({"event": "leave", "name": name, "time_ns": (begin_s + 1) * S, **left})
     lines += [{"event": "drop", "name": name, "time_ns": 0, "why": "no call"} for name in dropped]
     path.write_text("".join(json.dumps(one) + "\n" for one in lines))
@@ -191,7 +191,7 @@ def write(log, name, *events):
 
 
 def append(log, name, second):
-    left = {"num_calls": 1, "num_compiled": 0}
+    left = {"num_calls": second, "num_compiled": 0}
     with log.open("a") as file:
         for event, at_ns in (("enter", second * S - 1), ("leave", (second + 1) * S)):
             line = {"event": event, "name": name, "time_ns": at_ns}
@@ -300,3 +300,29 @@ def test_a_workload_that_ends_with_no_candidate_in_is_no_candidates_fault(monkey
     with pytest.raises(TrialError):
         chosen(monkeypatch, tmp_path, process)
     assert len(process.names) == 1
+
+
+def found_after_calls(folder, **options):
+    log = log_of(folder / "log", *(("rope=kprof", n) for n in range(1, 41, 2)), **options)
+    windows = [window("AB"[n % 2], n, 90.0 if n % 2 else 100.0) for n in range(41)]
+    return tried_in(windows, log, is_end=True)["rope=kprof"]
+
+
+def test_windows_in_which_nothing_was_replaced_are_none_of_the_kernel(tmp_path):
+    # As where each epoch has a new model.
+    found = found_after_calls(tmp_path, last_call_s=9)
+    assert (found.ratio, found.num_windows) == (None, 0)
+    assert found.why == choose_module.NO_MORE_CALLS
+
+
+@pytest.mark.parametrize("options", [{}, {"last_call_s": 0, "num_compiled": 1}])
+def test_calls_in_compiled_graphs_are_not_counted_and_count(tmp_path, options):
+    found = found_after_calls(tmp_path, **options)
+    assert (found.is_faster, found.why) == (True, "")
+
+
+def test_ranks_that_share_a_log_are_one_workload(tmp_path):
+    turns = [("rope=kprof", n) for n in range(1, 41, 2) for _ in range(8)]
+    log = log_of(tmp_path / "log", *turns)
+    windows = [window("AB"[n % 2], n, 90.0 if n % 2 else 100.0) for n in range(41)]
+    assert tried_in(windows, log, is_end=True)["rope=kprof"].is_faster
