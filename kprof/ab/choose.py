@@ -114,7 +114,7 @@ def _try_all(
     trial = run_trial(a, schedule, folder / "trial", is_enough=is_enough)
     found = {name: Tried(name) for name in names}
     found |= tried_in(trial.windows, entries, is_end=True)
-    if not any(one.num_windows for one in found.values()):
+    if not any(one.num_windows or one.why == NO_MORE_CALLS for one in found.values()):
         has_time = not (trial.windows and is_over())
         raise _nothing_timed(options.words[0], trial, found, has_time=has_time)
     return found

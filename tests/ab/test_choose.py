@@ -326,3 +326,18 @@ def test_ranks_that_share_a_log_are_one_workload(tmp_path):
     log = log_of(tmp_path / "log", *turns)
     windows = [window("AB"[n % 2], n, 90.0 if n % 2 else 100.0) for n in range(41)]
     assert tried_in(windows, log, is_end=True)["rope=kprof"].is_faster
+
+
+def test_where_calls_end_the_reason_is_kept(monkeypatch, tmp_path):
+    def run(variant, schedule, folder, *, is_enough):
+        log = Path(schedule.patch_arguments[1])
+        log_of(log, *(("rope=kprof", n) for n in range(1, 41, 2)), last_call_s=9)
+        windows = [window("AB"[n % 2], n, 100.0) for n in range(41)]
+        assert is_enough(windows)
+        return trial_of("A", windows)
+
+    with pytest.raises(KprofError) as error:
+        chosen(monkeypatch, tmp_path, run)
+    assert str(tmp_path / "choice.json") in error.value.fix
+    (told,) = json.loads((tmp_path / "choice.json").read_text())["tried"]
+    assert told["why"] == choose_module.NO_MORE_CALLS
