@@ -13,10 +13,12 @@ from kprof.analyze.attribution.ledger import balance
 from kprof.analyze.capture_quality.audit import audit
 from kprof.analyze.capture_quality.unanswered import why_no_ceilings
 from kprof.analyze.energy import measure_step_energy
+from kprof.analyze.findings.one_offs import without_start_up
 from kprof.analyze.passes import analyze
 from kprof.analyze.roofline.utilisation import measure_known_work, measure_utilisation
 from kprof.device import THROTTLE_REASONS
 from kprof.errors import modules_in
+from kprof.findings import Diagnosis
 from kprof.report.result import result_of
 from kprof.report.section import Facts, Figure, Table, Text, sections_of
 from kprof.report.sections import run
@@ -353,6 +355,24 @@ def test_idle_time_says_its_cause_what_could_be_gained_and_where_to_look():
     assert places.rows == (("launch-bound", "aten::copy_", "layers.*.mlp", "50 ns", "1 time"),)
     lead = section("Idle time").parts[0].text
     assert quantities_in(lead) == ["100 ns", "25.0 %", "50.0 %", "50 ns"]
+
+
+def test_start_up_is_one_number_in_findings_and_idle_time():
+    kernels, ranges, idle = [], [], []
+    for step, (late, waiting) in enumerate([(5_000, 140), *[(100, 10)] * 3]):
+        begin = 10_000 * step
+        ranges.append({"kind": "step", "start_ns": begin, "duration_ns": 10_000})
+        kernels.append({"step": step, "start_ns": begin + 6_000, "duration_ns": 4_000})
+        row = {"kernel_row": step, "start_ns": begin}
+        idle.append({**row, "cause": "launch-bound", "duration_ns": late})
+        idle.append({**row, "cause": "synchronization", "duration_ns": waiting})
+    trace = analyzed_trace_of(*kernels, ranges=ranges, idle=idle)
+    # 130 ns of the waits are too short for a line of their own.
+    (listed,) = without_start_up(trace)[1]
+    assert listed.time_ns == 4_900
+    trace = replace(trace, diagnosis=Diagnosis(start_up=(listed,)))
+    assert quantities_in(texts(section("Findings", trace)))[0] == "5.03 µs"
+    assert quantities_in(section("Idle time", trace).parts[0].text)[-1] == "5.03 µs"
 
 
 def test_idle_time_at_the_edges_of_the_steps_is_told():

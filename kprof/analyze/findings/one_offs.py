@@ -194,6 +194,11 @@ def _listed(trace: Trace, once: Once) -> tuple[StartUp, ...]:
     )
 
 
+def start_up_ns(trace: Trace) -> int:
+    """Return how much idle time in steps is start-up, also what is too short to be listed."""
+    return int(np.minimum(find_once(trace).ns, idle_in_steps_ns(trace)).sum())
+
+
 def idle_in_steps_ns(trace: Trace) -> np.ndarray:
     """Return how much of each row of `idle` lies in steps; all of it where none is marked."""
     return np.asarray(trace.idle["duration_ns"].to_numpy(np.int64) - find_lead(trace).idle_ns)

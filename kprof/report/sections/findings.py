@@ -7,6 +7,7 @@ from collections import Counter
 import pandas as pd
 
 from kprof.analyze.attribution.steps import count_gpu_steps, denominator
+from kprof.analyze.findings.one_offs import start_up_ns
 from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
 from kprof.analyze.groupings import collapse_layers, count_gpus
 from kprof.findings import Diagnosis, Finding, Saving
@@ -108,7 +109,7 @@ def _start_up(trace: Trace, diagnosis: Diagnosis) -> list[Part]:
     """Return the idle time that happened once: no saving includes it."""
     if not diagnosis.start_up:
         return []
-    total_ns = sum(one.time_ns for one in diagnosis.start_up)
+    total_ns = start_up_ns(trace)
     largest = diagnosis.start_up[0]
     where = f", at {largest.place}" if largest.place else ""
     share = format_share(total_ns / max(denominator(trace).time_ns, 1))

@@ -9,7 +9,7 @@ import pandas as pd
 
 from kprof.analyze.attribution.steps import count_gpu_steps, denominator, split_steps
 from kprof.analyze.capture_quality.unanswered import why_no_timeline
-from kprof.analyze.findings.one_offs import find_once, idle_in_steps_ns
+from kprof.analyze.findings.one_offs import idle_in_steps_ns, start_up_ns
 from kprof.analyze.findings.recoverable import idle_in_steps, stays_ns
 from kprof.analyze.idle.causes import find_exposed_waits, group_idle, worst_places
 from kprof.report.section import Column, Part, Section, Table, Text
@@ -83,11 +83,10 @@ def _lead(trace: Trace, groups: pd.DataFrame) -> str:
     lead = f"{idle}; {share} of it ({name}): {_meaning(name)}."
     if recoverable_ns:
         lead += f" Fixing all causes would save up to {format_time(recoverable_ns)}."
-    seen_ns = idle_in_steps_ns(trace)
-    once_ns = int(np.minimum(find_once(trace).ns, seen_ns).sum())
+    once_ns = start_up_ns(trace)
     if once_ns:
         lead += f" {format_time(once_ns)} is start-up, which is not recoverable."
-    if maybe_ns := int(np.minimum(stays_ns(trace), seen_ns).sum()) - once_ns:
+    if maybe_ns := int(np.minimum(stays_ns(trace), idle_in_steps_ns(trace)).sum()) - once_ns:
         lead += (
             f" {format_time(maybe_ns)} passed in one wait of a cause, far longer than its others. "
             "It may be start-up, so whether it is recoverable is not known."
