@@ -118,7 +118,7 @@ class Pricer:
         cautious = self._cautiously_gained(known)
         missed = self.baseline.uncertainty_ns
         # How modest a success may be is a choice: its own spread would tell nothing more.
-        least = min(one.ns - one.error_ns for one in (*best, *cautious))
+        least = min(min(one.ns, most_ns) - one.error_ns for one in (*best, *cautious))
         least = min(least, *(one.ns for one in modest))
         most = max(*(one.most_ns for one in (*best, *modest)), 0)
         # Where the replay gains more than its cause holds, it is no surer than its error.
