@@ -252,6 +252,18 @@ def test_tables_of_more_or_less_time_than_the_steps_took_are_named():
     ]
 
 
+def test_the_tables_of_several_steps_are_held_against_their_mean():
+    def run(*steps_ns):
+        ranges = [{**STEP, "name": name, "start_ns": 100 * int(name)} for name in "01"]
+        recording = Recording("Training.", 9, (0, 1), "device", steps_ns)
+        kernels = [{"step": step, "start_ns": 100 * step} for step in (0, 1)]
+        return run_of(*kernels, ranges=ranges, recording=recording)
+
+    found = doubts(run(100, 100), run(60, 100))
+    assert [quantities_in(one) for one in found if "tables" in one] == [["25.0 %"]]
+    assert not [one for one in find_doubts(run(90, 110), run(90, 110)) if "tables" in one]
+
+
 def test_idle_time_at_the_edges_of_steps_is_in_the_tables_and_raises_no_doubt():
     late = run_of({"start_ns": 900}, ranges=[{**STEP, "duration_ns": 1000}])
     assert find_differences(late, late).a.step_ns == 1000

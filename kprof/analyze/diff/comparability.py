@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import fmean
 
 import numpy as np
 
@@ -134,9 +135,10 @@ def _apart(a: Trace, b: Trace) -> Iterator[str]:
     """Tell where the tables split much less, or more, time than the steps took."""
     for name, trace in _both(a, b):
         took, step_ns = time_steps(trace), denominator(trace).step_ns
-        steps_ns = sum(took.recorded_ns) / max(len(took.recorded_ns), 1)
-        apart = step_ns / max(steps_ns, 1) - 1
-        if steps_ns and abs(apart) > MUCH:
+        if not any(took.recorded_ns):
+            continue
+        apart = step_ns / fmean(took.recorded_ns) - 1
+        if abs(apart) > MUCH:
             yield (
                 f"{name}'s tables split {100 * abs(apart):.1f} % "
                 f"{'more' if apart > 0 else 'less'} time than its steps took by {took.clock}: part "
