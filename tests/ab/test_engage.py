@@ -43,6 +43,12 @@ def test_without_a_name_it_has_the_folders(tmp_path):
     assert engagement_folder.init(tmp_path / "acme").name == "acme"
 
 
+def test_it_begins_in_a_folder_whose_parents_do_not_exist(tmp_path):
+    deep = tmp_path / "customers" / "acme"
+    engagement_folder.init(deep, "Tiny")
+    assert read_engagement(deep).name == "Tiny"
+
+
 def test_a_folder_holds_one_engagement(begun):
     with pytest.raises(KprofError, match=str(begun)):
         engagement_folder.init(begun)
