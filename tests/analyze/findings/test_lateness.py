@@ -94,6 +94,55 @@ def test_lateness_that_rotates_is_no_ranks():
     assert quantities_in(claim)[:2] == ["8", "8"]
 
 
+def test_two_ranks_that_are_each_late_in_six_of_ten_steps_take_turns():
+    def late(rng, rank, step):
+        return 4 * MS * ((rank == 0 and step < 6) or (rank == 1 and step >= 4))
+
+    found = found_in(Case("four", 4, late=late))
+    assert (found.stragglers, found.num_rotating) == ((), 2)
+    assert found.rotating_ns == pytest.approx(4 * MS, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("num_times", "num_rotating", "rotating_ns"), [(2, 0, 0), (3, 2, 4 * MS * 6 / 20)]
+)
+def test_lateness_rotates_where_a_quarter_of_the_steps_have_it(
+    num_times, num_rotating, rotating_ns
+):
+    def late(rng, rank, step):
+        return 4 * MS * (rank < 2 and 0 <= step - 10 * rank < num_times)
+
+    found = found_in(Case("four", 4, num_steps=20, late=late))
+    assert (found.stragglers, found.num_rotating) == ((), num_rotating)
+    assert found.rotating_ns == pytest.approx(rotating_ns, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("late_ns", "is_one"),
+    [
+        (lambda step: 0.17 * MS, True),
+        (lambda step: 0.1 * MS, False),
+        (lambda step: 0.5 * MS * (step == 5), False),
+    ],
+    ids=["hardly less", "a third", "once"],
+)
+def test_a_rank_hardly_less_late_than_the_others_of_its_host_is_one_of_them(late_ns, is_one):
+    def late(rng, rank, step):
+        return 0.3 * MS if rank in (4, 5, 6) else late_ns(step) * (rank == 7)
+
+    found = found_in(replace(EIGHT, late=late, hosts=4))
+    assert found.stragglers == ((4, 5, 6, 7) if is_one else (4, 5, 6))
+    assert found.where == ("host node1" if is_one else None)
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_stragglers_that_are_a_process_group_are_named_as_one(is_alone):
+    late = late_by(r5=2 * MS) if is_alone else late_by(r2=2 * MS, r5=2 * MS)
+    groups = (tuple(range(8)), (5,) if is_alone else (2, 5))
+    where = found_in(replace(EIGHT, groups=groups, late=late)).where
+    assert (where is None) if is_alone else where.endswith("1 [2, 5]")
+
+
 @pytest.mark.parametrize(
     "change",
     [
