@@ -73,7 +73,10 @@ Function = Callable[..., object]
 class _Arm:
     """One of the two with its turn among the inputs, and what it returned last."""
 
-    def __init__(self, function: Function, inputs: Sequence[tuple[object, ...]]) -> None:
+    def __init__(
+        self, label: str, function: Function, inputs: Sequence[tuple[object, ...]]
+    ) -> None:
+        self.label = label
         self._function = function
         self._inputs = inputs
         self._turn = -1
@@ -151,7 +154,7 @@ def ab_test(  # noqa: PLR0913 - options by name
         AbTestError: one of the two raised while it was timed.
     """
     _check(inputs, clock, plan := plan or Plan((TIME,), max_pairs=MOST_PAIRS))
-    arms = _Arm(a, inputs), _Arm(b, inputs)
+    arms = _Arm("A", a, inputs), _Arm("B", b, inputs)
     changing, first = _call_first(arms, inputs[0])
     stopwatch = stopwatch_for(clock)
     with closing(Watcher()) as watcher:
@@ -210,10 +213,10 @@ def _check(inputs: Sequence[tuple[object, ...]], clock: Clock, plan: Plan) -> No
 def _call_first(arms: tuple[_Arm, _Arm], inputs: tuple[object, ...]) -> tuple[str, float | None]:
     """Call A, then B, on the first inputs; return which change those, and how far both differ."""
     changing, returned = "", []
-    for label, arm in zip("AB", arms, strict=True):
+    for arm in arms:
         kept = copy_numbers(inputs)
         returned.append(arm.call())
-        changing += label if has_changed(kept, inputs) else ""
+        changing += arm.label if has_changed(kept, inputs) else ""
     return changing, difference_of(*returned)
 
 

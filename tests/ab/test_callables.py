@@ -121,6 +121,93 @@ def test_a_time_below_what_the_work_needs_is_no_comparison(clock):
     assert quantities_in(claim.why)[1] == "100,000 ns"
 
 
+def test_one_sample_below_what_the_work_needs_is_enough(clock, monkeypatch):
+    # Called once for its output, then twice a pair.
+    monkeypatch.setattr("kprof.ab.functions.warm_up", lambda *rest: WarmUp(1, is_stable=True))
+    calls = itertools.count()
+
+    def once_short():
+        clock.spend(50_000 if next(calls) in (7, 8) else 1_000_000)
+        return 1.0
+
+    claim = ab_test(taking(clock, 1_000_000), once_short, plan=PLAN, floor_ns=100_000).headline
+    assert claim.verdict == "INVALID"
+
+
+@pytest.mark.parametrize(("floor_ns", "is_below"), [(1_000_000, False), (1_000_001, True)])
+def test_a_call_may_take_just_what_the_work_needs(clock, floor_ns, is_below):
+    def work():
+        clock.now_ns += 1_000_000
+        return 1.0
+
+    a = taking(clock, 1_100_000)
+    claim = ab_test(a, work, plan=PLAN, floor_ns=floor_ns).headline
+    assert (claim.verdict == "INVALID") == is_below
+
+
+@pytest.mark.parametrize(("result", "verdict"), [(1.009, "FASTER"), (1.011, "INVALID")])
+def test_outputs_may_differ_by_a_hundredth_of_as_norm(clock, result, verdict):
+    a, b = taking(clock, 1_000_000, 1.0), taking(clock, 500_000, result)
+    assert ab_test(a, b, plan=PLAN).headline.verdict == verdict
+
+
+@pytest.mark.parametrize("num_slow", [1, 100])
+def test_a_b_that_is_quick_on_some_copy_or_far_quicker_than_a_on_all_keeps_nothing(clock, num_slow):
+    inputs, copies = [(np.ones(4),)], itertools.count()
+    slow_ns = 1_000_000 if num_slow == 1 else 50_000
+
+    def warming(x):
+        is_slow = x is not inputs[0][0] and next(copies) < num_slow
+        clock.spend(slow_ns if is_slow else 1_000)
+        return x * 2
+
+    def honest(x):
+        clock.spend(1_000_000)
+        return x * 2
+
+    assert ab_test(honest, warming, inputs=inputs, plan=PLAN).headline.verdict == "FASTER"
+
+
+def test_a_result_larger_than_the_host_can_write_in_the_time_is_no_comparison(clock):
+    def doubling(time_ns):
+        def work(x):
+            clock.spend(time_ns)
+            return x * 2
+
+        return work
+
+    inputs = [(np.ones(1_000_000),)]
+    claim = ab_test(doubling(1_000_000), doubling(1_000), inputs=inputs, plan=PLAN).headline
+    assert claim.verdict == "INVALID"
+
+
+def test_an_expanded_array_has_the_bytes_of_its_memory():
+    assert functions.size_bytes(np.broadcast_to(np.ones(1), (1000,))) == 8
+    assert functions.size_bytes(np.broadcast_to(np.ones((1, 3)), (1000, 3))) == 24
+    assert functions.size_bytes(np.broadcast_to(np.ones(1), (0,))) == 0
+
+
+def test_the_fewest_pairs_that_are_planned_are_taken(clock):
+    plan = Plan((TIME,), max_pairs=6, seed=3)
+    compared = ab_test(taking(clock, 1_000_000), taking(clock, 500_000), plan=plan)
+    assert len(compared.pairs) == 6
+
+
+def test_how_far_outputs_differ_is_told_only_where_both_times_are_known(clock):
+    def later():
+        calls = itertools.count()
+
+        def work():
+            clock.spend(1_000_000)
+            return 1.0 if next(calls) else None
+
+        return work
+
+    assert "outputs" not in ab_test(later(), later(), plan=PLAN).facts
+    work = taking(clock, 1_000_000)
+    assert quantities_in(ab_test(work, work, plan=PLAN).facts["outputs"]) == ["0", "0"]
+
+
 def test_functions_that_return_nothing_are_compared_with_a_doubt(clock):
     work = taking(clock, 1_000_000, None)
     compared = ab_test(work, work, plan=PLAN)
@@ -143,6 +230,18 @@ def test_every_input_has_its_turn_with_both(clock):
 
     ab_test(noting("a"), noting("b"), inputs=[(1.0,), (2.0,), (3.0,)], plan=PLAN)
     assert seen == {"a": {1.0, 2.0, 3.0}, "b": {1.0, 2.0, 3.0}}
+
+
+def test_the_inputs_come_in_their_order_from_the_first_on(clock):
+    seen = []
+
+    def noting(x):
+        clock.spend(1_000_000)
+        seen.append(x)
+        return x
+
+    ab_test(noting, taking(clock, 1_000_000), inputs=[(1.0,), (2.0,), (3.0,)], plan=PLAN)
+    assert seen[:7] == [1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 1.0]
 
 
 def test_the_two_are_called_what_their_functions_are_called(clock):
@@ -253,6 +352,14 @@ def test_one_that_alone_changes_its_inputs_makes_no_verdict(clock, a, b, label):
     assert compared.headline.why.startswith(f"{label} ")
     assert "inputs" in compared.headline.why
     assert len(compared.pairs) > 0
+
+
+def test_the_first_of_several_inputs_shows_who_changes_them(clock):
+    functions = adding(clock, 1_000_000, False), adding(clock, 900_000, True)
+    inputs = [(np.ones(4),), (np.ones(4),), (np.ones(4),)]
+    compared = ab_test(*functions, inputs=inputs, plan=PLAN)
+    assert compared.headline.verdict == "INVALID"
+    assert compared.headline.why.startswith("B ")
 
 
 def test_two_that_both_change_their_inputs_are_compared_with_a_doubt(clock):
