@@ -105,14 +105,13 @@ def _plan(options: AbOptions, pilots: Sequence[Trial]) -> Plan:
     Raises:
         KprofError: one of the two took steps and the other did not.
     """
-    stepped = [bool(trial.windows) for trial in pilots]
-    if stepped[0] != stepped[1]:
-        which = "A" if stepped[0] else "B"
+    stepped = [trial.label for trial in pilots if trial.windows]
+    if len(stepped) == 1:
         raise KprofError(
-            f"only {which} took enough steps to be timed, so the two cannot be compared",
+            f"only {stepped[0]} took enough steps to be timed, so the two cannot be compared",
             fix=f"see {pilots[0].log} and {pilots[1].log}; fewer warm-up steps: --skip",
         )
-    metrics: tuple[Metric, ...] = (STEP,) if stepped[0] else (RUN,)
+    metrics: tuple[Metric, ...] = (STEP,) if stepped else (RUN,)
     if options.energy and all(trial.joules_per_step is not None for trial in pilots):
         metrics += (ENERGY,)
     return Plan(

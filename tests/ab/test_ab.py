@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 
 from kprof.ab.compare import exit_code_of
-from kprof.ab.processes import facts_of
+from kprof.ab.processes import facts_of, say_stopped
 from kprof.ab.variants import AbOptions
 from kprof.analyze.verdict import judge
+from kprof.analyze.verdict.judge import fewest_for_verdict
 from kprof.collect.trials import Variant
-from kprof.comparison import Claim, Interval, Metric
+from kprof.comparison import Claim, Interval, Metric, Plan
 from tests.ab.ab_runs import Workload, script_in, stand_in, trial_of, window_of
 from tests.commands.test_cli import kprof
+from tests.quantities import quantities_in
 
 
 @pytest.fixture
@@ -64,6 +66,120 @@ def test_alternating_processes_are_judged_by_the_clock_of_a_step(script, monkeyp
     kprof("ab", "--env", "X=1", "--pairs", "6", "--json", script)
     # Windows of ten steps.
     assert judged == [50.0]
+
+
+def test_the_window_of_the_fewest_steps_tells_how_fine_a_step_is_timed(script, monkeypatch):
+    workload, judged = Workload(b=0.9), []
+
+    def run_trial(*rest, **more):
+        trial = workload(*rest, **more)
+        short, *others = trial.windows
+        return replace(trial, windows=(replace(short, num_steps=4), *others))
+
+    monkeypatch.setattr("kprof.ab.processes.run_trial", run_trial)
+    monkeypatch.setattr("kprof.ab.processes.measure_host_resolution_ns", lambda: 500.0)
+    monkeypatch.setattr(
+        "kprof.ab.processes.judge",
+        lambda *args, **more: judged.append(more["resolution_ns"]) or judge(*args, **more),
+    )
+    kprof("ab", "--env", "X=1", "--pairs", "6", "--json", script)
+    assert judged == [125.0]
+
+
+def processes_of(change, monkeypatch):
+    """Let processes be stood in for, each with its windows as `change` returns them."""
+    workload = Workload(b=0.9)
+
+    def run_trial(variant, *rest, **more):
+        trial = workload(variant, *rest, **more)
+        return replace(trial, windows=tuple(change(variant.label, list(trial.windows))))
+
+    monkeypatch.setattr("kprof.ab.processes.run_trial", run_trial)
+
+
+def test_a_pair_without_one_good_window_of_b_says_its_first_problem(script, monkeypatch, capsys):
+    def change(label, windows):
+        problems = ["", "", "", "", ""] if label == "A" else ["hot", "slow", "hot", "hot", "hot"]
+        return [replace(w, problem=said) for w, said in zip(windows, problems, strict=True)]
+
+    processes_of(change, monkeypatch)
+    kprof("ab", "--env", "X=1", "--pairs", "6", "--fixed", "--json", script)
+    pairs = json.loads(capsys.readouterr().out)["pairs"]
+    assert [(pair["problem"], pair["num_windows"]) for pair in pairs] == [("hot", 1)] * 6
+
+
+def test_good_windows_beside_bad_ones_are_a_pairs_values(script, monkeypatch, capsys):
+    def change(label, windows):
+        times = [10e6, 1e6, 2e6, 6e6, 9e6] if label == "A" else [1e6] * 5
+        bad = ["hot", "", "", "", "hot"] if label == "A" else [""] * 5
+        return [
+            replace(w, time_ns=time_ns, problem=said)
+            for w, time_ns, said in zip(windows, times, bad, strict=True)
+        ]
+
+    processes_of(change, monkeypatch)
+    kprof("ab", "--env", "X=1", "--pairs", "6", "--fixed", "--json", script)
+    (first, *_) = json.loads(capsys.readouterr().out)["pairs"]
+    assert (first["problem"], first["num_windows"]) == ("", 3)
+    assert (first["a"], first["mean_a"]) == ([2e6], [3e6])
+
+
+def test_a_ratio_that_changes_within_each_process_makes_no_verdict(script, monkeypatch, capsys):
+    def change(label, windows):
+        growth = 0.1 if label == "B" else 0.0
+        return [
+            replace(w, time_ns=w.time_ns * (1 + growth * number))
+            for number, w in enumerate(windows)
+        ]
+
+    processes_of(change, monkeypatch)
+    kprof("ab", "--env", "X=1", "--pairs", "12", "--fixed", "--json", script)
+    (claim,) = json.loads(capsys.readouterr().out)["claims"]
+    assert (claim["verdict"], claim["num_pairs"]) == ("INVALID", 12)
+
+
+@pytest.mark.parametrize(("words", "window_s"), [((), 0.25), (("--energy",), 1.0)])
+def test_energy_takes_windows_of_at_least_a_second(script, monkeypatch, words, window_s):
+    workload = stand_in(monkeypatch)
+    kprof("ab", "--env", "X=1", "--pairs", "6", *words, script)
+    assert {schedule.window_s for schedule in workload.schedules} == {window_s}
+
+
+def test_a_stop_by_hand_before_the_fewest_pairs_says_how_many_these_are():
+    plan = Plan((Metric("step", "ns"),), max_pairs=40)
+    least = fewest_for_verdict(plan)
+    assert quantities_in(say_stopped(plan, least)) == [str(least), "40"]
+    assert quantities_in(say_stopped(plan, least - 1)) == [str(least - 1), "40", str(least)]
+
+
+def test_each_pair_is_told_with_how_much_longer_b_took(script, monkeypatch, capsys):
+    stand_in(monkeypatch, b=0.9)
+    kprof("ab", "--env", "X=1", "--pairs", "6", "--fixed", "--json", script)
+    assert re.findall(r"pair (\d) of .*B (\S+) %", capsys.readouterr().err)[-1] == ("6", "-10.0")
+
+
+@pytest.mark.parametrize(("label", "other"), [("A", "B"), ("B", "A")])
+def test_steps_of_one_alone_are_no_comparison(script, monkeypatch, capsys, label, other):
+    processes_of(lambda of, windows: windows if of == label else [], monkeypatch)
+    assert kprof("ab", "--env", "X=1", "--json", script) == 2
+    said = capsys.readouterr().err
+    assert f"only {label} " in said
+    assert f"only {other} " not in said
+
+
+def test_without_steps_whole_runs_are_compared(script, monkeypatch, capsys):
+    judged = []
+    processes_of(lambda of, windows: [], monkeypatch)
+    monkeypatch.setattr("kprof.ab.processes.measure_host_resolution_ns", lambda: 500.0)
+    monkeypatch.setattr(
+        "kprof.ab.processes.judge",
+        lambda *args, **more: judged.append(more["resolution_ns"]) or judge(*args, **more),
+    )
+    kprof("ab", "--env", "X=1", "--pairs", "6", "--fixed", "--json", script)
+    result = json.loads(capsys.readouterr().out)
+    assert judged == [500.0]
+    assert result["plan"]["metrics"][0]["name"] == "run time"
+    assert [(pair["a"], pair["b"]) for pair in result["pairs"]] == [([1e9], [1e9])] * 6
 
 
 @pytest.mark.parametrize(
