@@ -219,6 +219,41 @@ def test_a_step_that_does_other_work_is_named():
     assert quantities_in(doubt) == ["1.50"]
 
 
+def products(**ns_of_type):
+    """Return a run of matrix multiplications, of each type for so long."""
+    return run_of(
+        *({"kind": "gemm", "dtype": name, "duration_ns": ns} for name, ns in ns_of_type.items())
+    )
+
+
+def test_the_type_that_differs_most_tells_that_products_differ():
+    (doubt,) = doubts(products(bf16=60, fp32=30), products(fp8=60, fp32=30))
+    assert re.findall(r"(\d+) % (\w+)", doubt) == [
+        *(("67", "bf16"), ("33", "fp32")),
+        *(("67", "fp8"), ("33", "fp32")),
+    ]
+    assert doubts(products(bf16=60, fp32=40), products(bf16=62, fp32=38)) == []
+
+
+def test_products_of_one_run_alone_are_no_other_types():
+    assert doubts(products(bf16=60), run_of({"duration_ns": 60})) == []
+
+
+def test_as_much_work_in_each_of_more_steps_is_the_same_work():
+    kernels = [{"flops": 100, "bytes": 1, "step": step} for step in (0, 1)]
+    ranges = [{**STEP, "name": name, "start_ns": 100 * int(name)} for name in "01"]
+    one, two = run_of(kernels[0]), run_of(*kernels, ranges=ranges)
+    assert [told for told in find_doubts(one, two) if "floating-point" in told] == []
+
+
+def test_the_work_of_runs_is_not_compared_where_most_of_it_is_unknown():
+    unknown = {"flops": None, "bytes": None, "duration_ns": 90}
+    a, b = (
+        run_of({"flops": flops, "bytes": 1, "duration_ns": 10}, unknown) for flops in (100, 150)
+    )
+    assert doubts(a, b) == []
+
+
 def test_what_the_audit_finds_of_either_run_is_named():
     b = run_of({"bucket": "orphan"})
     (doubt,) = doubts(run_of({}), b)
@@ -232,7 +267,7 @@ def test_steps_that_overlap_in_length_are_named():
         recording = Recording("Training.", 9, (0, 1), "device", steps_ns)
         return run_of({}, recording=recording)
 
-    overlapping, apart = doubts(run(100, 120), run(90, 101)), doubts(run(100, 120), run(90, 99))
+    overlapping, apart = doubts(run(100, 120), run(90, 100)), doubts(run(100, 120), run(90, 99))
     assert [len([one for one in all_ if "slower" in one]) for all_ in (overlapping, apart)] == [
         1,
         0,
