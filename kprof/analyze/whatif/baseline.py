@@ -296,9 +296,10 @@ def host_share(replay: Replay, trace: Trace) -> float:
     alone = own_host_ns(recording) if recording is not None else []
     kept = _per_step(replay, replay.edges.kept_ns)
     lengthened_ns = _per_step(replay, replay.edges.lag_ns) - kept
-    if not alone or lengthened_ns <= 0:
+    if not alone:
         return 1.0
-    return float(np.clip((median(alone) - kept) / lengthened_ns, LEAST_HOST_SHARE, 1.0))
+    own_ns = max(median(alone) - kept, LEAST_HOST_SHARE * lengthened_ns)
+    return own_ns / lengthened_ns if own_ns < lengthened_ns else 1.0
 
 
 def own_host_ns(recording: Recording) -> list[int]:

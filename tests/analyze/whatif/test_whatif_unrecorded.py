@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from kprof.analyze.idle import causes
-from kprof.analyze.whatif.baseline import find_baseline, with_untouched
+from kprof.analyze.whatif.baseline import (
+    find_baseline,
+    host_share,
+    host_spread,
+    own_host_ns,
+    with_untouched,
+)
 from kprof.analyze.whatif.changes import (
     FASTER,
     REMOVED,
@@ -18,6 +24,7 @@ from kprof.analyze.whatif.changes import (
 )
 from kprof.analyze.whatif.dependencies import find_recorded
 from kprof.analyze.whatif.predict import predict
+from kprof.analyze.whatif.replay import HOST
 from kprof.trace import Recording
 from tests.analyze.simulated import END_OF_STEP, Do, kernel, record, step_ns, upload
 from tests.analyze.whatif.whatif_questions import GRAPHS, MM, NORM, doubled
@@ -58,6 +65,56 @@ def test_a_host_that_a_full_queue_held_does_not():
     fast = Change(FASTER, MM, 10.0)
     after_ns = told(DEVICE_BOUND, fast, step_ns=559_000, host_ns=(530_000, 540_000))
     assert after_ns == pytest.approx(427_000 + 7_000 + 5_000, rel=0.003)
+
+
+@pytest.mark.parametrize(
+    ("host_ns", "share"),
+    [
+        ((), 1.0),
+        ((213_500, 213_500), 0.5),
+        # Only the first ran ahead of the device.
+        ((213_500, 500_000, 530_000), 0.5),
+        ((500_000, 530_000), 1.0),
+        ((485_000,), 1.0),
+        ((10,), 0.2),
+    ],
+)
+def test_a_host_takes_unrecorded_between_a_fifth_and_all_of_its_time(host_ns, share):
+    trace = recorded(DEVICE_BOUND, step_ns=539_600, host_ns=host_ns)
+    assert host_share(find_recorded(trace).replay(), trace) == pytest.approx(share, rel=0.01)
+
+
+def test_a_host_with_no_time_of_its_own_takes_all_of_it():
+    trace = recorded([kernel("mm", 50_000)], step_ns=50_000, host_ns=(10,))
+    replay = find_recorded(trace).replay()
+    assert host_share(replay, trace) == 0.2
+    assert host_share(replay.scaled(HOST, 0.0), trace) == 1.0
+
+
+def test_a_host_runs_ahead_that_is_done_in_less_than_nine_tenths_of_the_step():
+    recording = Recording("steps", 9, (5,), "device", (100,), (100,) * 3)
+    told = replace(recording, unrecorded_host_ns=(89, 90, 10))
+    assert own_host_ns(told) == [89, 10]
+    assert own_host_ns(replace(recording, unrecorded_host_ns=(89,))) == []
+
+
+@pytest.mark.parametrize(
+    ("host_ns", "spread"),
+    [
+        # From the 10th to the 90th percentile; the side that lies farther from the median.
+        ((100, 100, 100, 100, 100), 0.0),
+        ((60, 60, 100, 110, 110), 0.4),
+        ((90, 90, 100, 150, 150), 0.5),
+        ((1, 1, 1, 400, 400), 1.0),
+        ((60, 60, 100, 110), 0.0),
+    ],
+)
+def test_how_far_the_hosts_time_lies_from_its_median(host_ns, spread):
+    trace = record([kernel("mm", 50_000)])
+    steps_ns = (1_000,) * len(host_ns)
+    recording = Recording("steps", 9, (5,), "device", (100,), steps_ns, unrecorded_host_ns=host_ns)
+    trace = replace(trace, meta=replace(trace.meta, recording=recording))
+    assert host_spread(trace) == pytest.approx(spread)
 
 
 def test_what_hangs_on_the_host_is_as_unsure_as_its_time():
