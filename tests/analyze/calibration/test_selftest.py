@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from kprof.analyze.calibration.error_rates import Rate, quantile
+from kprof.analyze.calibration.error_rates import Rate, quantile, targets_of_simulation
 from kprof.analyze.calibration.simulate import NOISES, TOO_FEW, random_order, samples_of, simulate
 from kprof.analyze.calibration.tally import (
     Known,
@@ -219,6 +219,33 @@ def test_every_table_stands_in_a_terminal_of_80_columns(sixty, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert all(len(line) <= 80 for line in lines)
     assert not any("…" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "whole", "field", "met", "missed"),
+    [
+        ("false positives", "fixed", "false_positive", 5, 6),
+        ("false FASTER or SLOWER", "fixed", "false_verdict", 5, 6),
+        ("false and material", "fixed", "false_material", 1, 2),
+        ("coverage, least", "fixed", "coverage", 93, 92),
+        ("coverage, most", "fixed", "coverage", 97, 98),
+        ("wrong direction", "fixed", "wrong_direction", 0, 1),
+        ("SAME where it is", "fixed", "same", 90, 89),
+        ("false positives, stopping", "early", "false_positive", 5, 6),
+        ("coverage, stopping", "early", "coverage", 95, 94),
+    ],
+)
+def test_a_target_is_met_at_its_figure_and_missed_one_in_a_hundred_beyond(
+    sixty, name, whole, field, met, missed
+):
+    def is_met(count):
+        (scenario, *_) = sixty.scenarios
+        judged = replace(getattr(scenario, whole), **{field: Rate(count, 100)})
+        targets = targets_of_simulation([replace(scenario, **{whole: judged})], 0.01)
+        (target,) = [one for one in targets if one.name == name]
+        return target.is_met
+
+    assert (is_met(met), is_met(missed)) == (True, False)
 
 
 def test_targets_say_in_which_noise_they_are_worst(sixty):
