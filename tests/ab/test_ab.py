@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kprof.ab.compare import exit_code_of
@@ -124,18 +125,27 @@ def test_good_windows_beside_bad_ones_are_a_pairs_values(script, monkeypatch, ca
     assert (first["a"], first["mean_a"]) == ([2e6], [3e6])
 
 
-def test_a_ratio_that_changes_within_each_process_makes_no_verdict(script, monkeypatch, capsys):
+@pytest.mark.parametrize(("growth", "verdict"), [(0.0, "FASTER"), (0.1, "INVALID")])
+def test_a_ratio_that_changes_within_each_process_makes_no_verdict(
+    script, monkeypatch, capsys, growth, verdict
+):
+    rng = np.random.default_rng(0)
+
     def change(label, windows):
-        growth = 0.1 if label == "B" else 0.0
+        first, each = (0.8, growth) if label == "B" else (1.0, 0.0)
+        of_process = 1e6 * rng.normal(1.0, 0.001)
         return [
-            replace(w, time_ns=w.time_ns * (1 + growth * number))
+            replace(w, time_ns=of_process * (first + each * number))
             for number, w in enumerate(windows)
         ]
 
     processes_of(change, monkeypatch)
-    kprof("ab", "--env", "X=1", "--pairs", "12", "--fixed", "--json", script)
+    kprof("ab", "--env", "X=1", "--pairs", "40", "--fixed", "--json", script)
     (claim,) = json.loads(capsys.readouterr().out)["claims"]
-    assert (claim["verdict"], claim["num_pairs"]) == ("INVALID", 12)
+    assert (claim["verdict"], claim["num_pairs"]) == (verdict, 40)
+    # B over A in the first window and in the last.
+    told = [float(one) for one in re.findall(r"\b[01]\.\d{4}\b", claim["why"])]
+    assert told == pytest.approx([0.8, 1.2] if growth else [], abs=0.005)
 
 
 @pytest.mark.parametrize(("words", "window_s"), [((), 0.25), (("--energy",), 1.0)])
