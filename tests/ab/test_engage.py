@@ -265,3 +265,28 @@ def test_words_and_options_that_an_action_would_pass_over_are_refused(begun, wor
 def test_a_prediction_without_a_gain_is_asked_for_it(begun, capsys):
     assert kprof("engage", "predict", str(begun), "x") == 2
     assert "--gain" in capsys.readouterr().err
+
+
+def test_a_prediction_is_a_share_of_the_latest_run(begun, tmp_path):
+    for number, window_ns in enumerate((5_000, 10_000), 1):
+        engagement_folder.add(begun, [write_run(tmp_path / f"run{number}.kprof")])
+        (path,) = begun.glob(f"{number + 1:04d}-*.json")
+        rewrite(path, lambda entry, ns=window_ns: entry["content"].update(window_ns=ns))
+    predicted = engagement_folder.predict(begun, "tuned", (0.1, 0.2)).content.predicted
+    assert (predicted.step_ns, predicted.low_ns, predicted.high_ns) == (10_000, 1_000, 2_000)
+
+
+def test_a_gain_may_be_one_number_and_is_less_than_the_whole_step(begun, tmp_path):
+    engagement_folder.add(begun, [write_run(tmp_path / "run.kprof")])
+    sure = engagement_folder.predict(begun, "tuned", (0.25, 0.25)).content.predicted
+    assert sure.low_ns == sure.high_ns == 0.25 * sure.step_ns
+    with pytest.raises(KprofError):
+        engagement_folder.predict(begun, "removed", (0.5, 1.0))
+    with pytest.raises(KprofError):
+        engagement_folder.predict(begun, "doubled", (-1.0, 0.5))
+
+
+def test_an_entry_is_named_after_the_first_40_letters_of_its_source(begun, tmp_path):
+    engagement_folder.add(begun, [write_run(tmp_path / ("x" * 50))])
+    (path,) = begun.glob("0002-*.json")
+    assert path.name == f"0002-run-{'x' * 40}.json"
