@@ -22,6 +22,13 @@ def test_a_range_writes_its_numbers():
     assert work_of("aten::arange", 0, 10, 0, tensor("int64", 0)) is None
 
 
+def test_a_range_has_the_numbers_from_its_start_up_to_its_end():
+    # 4, 7; 10, 8, 6; none.
+    ranges = [(4, 10, 3), (10, 4, -2), (10, 4, 1)]
+    works = [work_of("aten::arange", *told, tensor("int64", 0)) for told in ranges]
+    assert works == [Work(0, 2 * 8), Work(0, 3 * 8), Work(0, 0)]
+
+
 def test_concatenation_moves_every_element_twice():
     work = work_of("aten::cat", tensors((2, 3), (4, 3)), 0, element_bytes=2)
     assert work == Work(0, 2 * 2 * 18)

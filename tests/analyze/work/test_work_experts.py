@@ -36,3 +36,23 @@ def test_matrices_of_another_width_have_unknown_work():
 def test_a_layer_that_records_no_matrices_reads_and_writes_at_least_its_tokens():
     work = work_of("vllm::moe_forward", tensor("bf16", 5, 8), tensor("bf16", 5, 16), "layer")
     assert work == Work(None, 2 * (40 + 80 + 40), bound="at least")
+
+
+def test_choosing_experts_needs_scores_weights_and_choices():
+    weights, choices = tensor("fp32", 5, 2), tensor("int32", 5, 2)
+    work = work_of("_moe_C::topk_softmax", weights, choices, tensor("fp32", 5, 16))
+    assert work == Work(None, 40 + 40 + 320)
+    assert work_of("_moe_C::topk_softmax", weights, choices) is None
+
+
+def test_sorting_tokens_reads_and_writes_each_choice():
+    work = work_of("_moe_C::moe_align_block_size", tensor("int32", 5, 2), 16, 64)
+    assert (work.flops, work.bytes) == (None, 2 * 40)
+
+
+def test_a_single_expert_is_read_once():
+    first, second = tensor("bf16", 1, 24, 8), tensor("bf16", 1, 8, 12)
+    weights, choices = tensor("fp32", 1, 1), tensor("int32", 1, 1)
+    arguments = tensor("bf16", 1, 8), first, second, weights, choices, "silu"
+    work = work_of("vllm::outplace_fused_experts", *arguments)
+    assert work == Work(FLOPS_EACH, 2 * 16 + MATRIX_BYTES + 2 * 4, "bf16")

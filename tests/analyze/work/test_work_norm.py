@@ -70,3 +70,9 @@ def test_weight_norm_keeps_its_norms_in_fp32():
     name = "aten::_weight_norm_interface_backward"
     backward = work_of(name, direction, direction, length, norms, 0)
     assert backward.bytes == 2 * 48 + 8 + 16 + 48 + 8
+
+
+def test_rows_of_one_element_have_statistics_of_their_own():
+    x, scale = tensor("fp32", 4, 1), tensor("fp32", 1)
+    work = work_of("aten::native_layer_norm", x, [1], scale, scale, 1e-5)
+    assert work.bytes == 4 * (4 + 1 + 1 + 4) + 2 * 4 * 4
