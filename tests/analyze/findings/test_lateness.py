@@ -13,6 +13,7 @@ from kprof.report.section import Table
 from kprof.report.sections import ranks
 from tests.late_ranks import KINDS, STEP_NS, Case, cases, recorded, simulate
 from tests.quantities import quantities_in
+from tests.traces import trace_of
 
 MS = 1_000_000
 EIGHT = Case("eight", 8)
@@ -75,6 +76,24 @@ def test_a_rank_that_is_late_in_some_steps_is_found():
     found = found_in(case)
     assert found.stragglers == (3,)
     assert found.ranks[3].num_late == 7
+
+
+@pytest.mark.parametrize(("num_times", "found"), [(2, ()), (3, (3,))])
+def test_a_rank_that_is_late_three_times_in_twenty_steps_is_found(num_times, found):
+    def late(rng, rank, step):
+        return 5 * MS * (rank == 3 and step % 7 == 0 and step < 7 * num_times)
+
+    assert found_in(replace(EIGHT, num_steps=20, late=late)).stragglers == found
+
+
+def test_a_step_takes_as_long_as_its_range_where_that_outlasts_its_kernels():
+    trace = recorded(EIGHT)
+    steps = [
+        {"kind": "step", "name": str(i), "start_ns": 20 * MS * i, "duration_ns": 20 * MS}
+        for i in range(10)
+    ]
+    assert find_lateness(trace).unit_ns < 15 * MS
+    assert find_lateness(replace(trace, ranges=trace_of(ranges=steps).ranges)).unit_ns == 20 * MS
 
 
 def test_ranks_that_are_always_late_hide_none_that_is_late_now_and_then():
