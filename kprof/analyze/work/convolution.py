@@ -40,9 +40,13 @@ def touched_extent(size: int, kernel: int, padding: int, stride: int, dilation: 
     """Return how many positions of one input dimension a convolution reads at all.
 
     A filter narrower than its stride skips some: a 1x1 filter of stride 2 reads every second one.
+    So does a dilated filter with fewer results than its dilation.
     """
     num_out = output_extent(size, kernel, padding, stride, dilation)
-    if stride == 1 or (dilation == 1 and kernel >= stride):
+    if num_out < 1:
+        return 0
+    has_no_holes = dilation <= num_out or kernel == 1
+    if (stride == 1 and has_no_holes) or (dilation == 1 and kernel >= stride):
         last = (num_out - 1) * stride - padding + (kernel - 1) * dilation
         return max(0, min(size - 1, last) + 1)
     read = {o * stride - padding + k * dilation for o in range(num_out) for k in range(kernel)}

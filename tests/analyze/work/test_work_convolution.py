@@ -1,3 +1,5 @@
+from itertools import product
+
 from kprof.analyze.work import Work
 from kprof.analyze.work.convolution import touched_extent
 from tests.analyze.calls import tensor, work_of
@@ -80,6 +82,17 @@ def test_a_filter_narrower_than_its_stride_reads_only_what_it_meets():
     pointwise = tensor("fp32", 4, 3, 1, 1)
     work = work_of("aten::cudnn_convolution", X, pointwise, [0, 0], STRIDE, DILATION, 1)
     assert work.bytes == 4 * (384 // 4 + 12 + 2 * 4 * 16)
+
+
+def test_the_positions_that_a_convolution_reads_are_those_that_one_can_count():
+    for size, kernel, padding, stride, dilation in product(
+        range(1, 8), range(1, 4), range(3), range(1, 4), range(1, 5)
+    ):
+        reach = size + 2 * padding - dilation * (kernel - 1)
+        starts = range(-padding, reach - padding, stride)
+        read = {start + k * dilation for start in starts for k in range(kernel)}
+        counted = len(read & set(range(size)))
+        assert touched_extent(size, kernel, padding, stride, dilation) == counted
 
 
 def test_dilated_filters_read_what_their_taps_meet():
