@@ -127,7 +127,7 @@ train(10 ** 9)
     trial = run(tmp_path, script, "A" * 20, window_s=1e-9)
     assert len(trial.windows) == 20
     assert "optimizer step" in trial.rule
-    assert "left out" in trial.problems[0]
+    assert "Left out" in trial.problems[0]
 
 
 @pytest.mark.slow
