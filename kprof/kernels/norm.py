@@ -5,7 +5,8 @@
     LayerNorm: y = (s - mean(s)) / sqrt(var(s) + eps) * weight + bias
 
 x, residual, s and y are (..., N), weight and bias (N,). The statistics are float32. The residual
-may have a narrower dtype than x, as sums under autocast have; its gradient then has that, too.
+may have a narrower dtype than x, as sums under autocast have; its gradient then has that, too. The
+result may be rounded to a narrower dtype, where autocast would round it for all of its readers.
 
 On the GPU a CTA holds whole rows in registers, between the statistics and the product: forward is
 one read and one write. Backward is two reads and one write: as many CTAs as fill the GPU walk over
@@ -76,7 +77,13 @@ FITTED_COLUMNS, FITTED_REGISTERS = 2_048, 112
 Form = Literal["llama", "torch", "gemma"]
 
 
-def rmsnorm(x: Tensor, weight: Tensor | None, eps: float = 1e-6, form: Form = "llama") -> Tensor:
+def rmsnorm(
+    x: Tensor,
+    weight: Tensor | None,
+    eps: float = 1e-6,
+    form: Form = "llama",
+    dtype: torch.dtype | None = None,
+) -> Tensor:
     """Return x / sqrt(mean(x²) + eps) * weight over the last dimension.
 
     Args:
@@ -86,12 +93,17 @@ def rmsnorm(x: Tensor, weight: Tensor | None, eps: float = 1e-6, form: Form = "l
         form: "llama" rounds to x's dtype before the weight, and multiplies in the wider dtype of
             the two; "torch" rounds once, at the end, as torch and OLMo do; "gemma" does so, too,
             and adds 1 to the weight.
+        dtype: Of the result, rounded from the dtype that `form` gives; None: that dtype.
     """
-    return norm(form, x, None, weight, None, eps)[0]
+    return norm(form, x, None, weight, None, eps, dtype)[0]
 
 
 def layernorm(
-    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Return (x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last dimension.
 
@@ -103,12 +115,18 @@ def layernorm(
         weight: (N,), of the same dtype; None: ones.
         bias: (N,), of the same dtype; None: zeros.
         eps: Added to the variance.
+        dtype: Of the result; None: x's.
     """
-    return norm("layer", x, None, weight, bias, eps)[0]
+    return norm("layer", x, None, weight, bias, eps, dtype)[0]
 
 
 def add_rmsnorm(
-    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float = 1e-6, form: Form = "llama"
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    eps: float = 1e-6,
+    form: Form = "llama",
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, ...]:
     """Return the RMSNorm of residual + x, and that sum, rounded as the reference rounds it.
 
@@ -118,8 +136,9 @@ def add_rmsnorm(
         weight: (N,), of the same dtype or float32; None: ones.
         eps: Added to the mean of squares.
         form: As of `rmsnorm`.
+        dtype: Of the norm, as of `rmsnorm`; the sum has x's.
     """
-    return norm(form, x, residual, weight, None, eps)
+    return norm(form, x, residual, weight, None, eps, dtype)
 
 
 def add_layernorm(
@@ -128,6 +147,7 @@ def add_layernorm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, ...]:
     """Return the LayerNorm of residual + x, and that sum, rounded as the reference rounds it.
 
@@ -137,8 +157,9 @@ def add_layernorm(
         weight: (N,), of the same dtype; None: ones.
         bias: (N,), of the same dtype; None: zeros.
         eps: Added to the variance.
+        dtype: Of the norm; None: x's. The sum has x's.
     """
-    return norm("layer", x, residual, weight, bias, eps)
+    return norm("layer", x, residual, weight, bias, eps, dtype)
 
 
 def _rmsnorm_reference(
@@ -234,6 +255,7 @@ def norm(
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, ...]:
     """Return the normalised rows of x, or of residual + x, and then that sum, too.
 
@@ -244,20 +266,24 @@ def norm(
         weight: (N,), of the same dtype or, with "llama", float32.
         bias: (N,), of the weight's dtype.
         eps: Added to the mean of squares.
+        dtype: Of the normalised rows; None: x's or, with "llama", the wider one of x's and the
+            weight's.
     """
     if is_grad_enabled():
         for one in (x, residual, weight, bias):
             if one is not None and one.requires_grad:
-                return _with_gradient(x, residual, weight, bias, float(eps), FORMS[form])
-    return tuple(_forward(x, residual, weight, bias, float(eps), FORMS[form], False))
+                return _with_gradient(x, residual, weight, bias, float(eps), FORMS[form], dtype)
+    return tuple(_forward(x, residual, weight, bias, float(eps), FORMS[form], False, dtype))
 
 
 class _WithGradient(torch.autograd.Function):
     """The operator with its gradients, outside of the dispatcher, which costs less host time."""
 
     @staticmethod
-    def forward(ctx: Any, x, residual, weight, bias, eps: float, form: int) -> tuple[Tensor, ...]:
-        made = _forward(x, residual, weight, bias, eps, form, True)
+    def forward(
+        ctx: Any, x, residual, weight, bias, eps: float, form: int, dtype: torch.dtype | None
+    ) -> tuple[Tensor, ...]:
+        made = _forward(x, residual, weight, bias, eps, form, True, dtype)
         results, statistics = (made[:1], made[1:]) if residual is None else (made[:2], made[2:])
         # LayerNorm has two.
         mean = statistics[1] if form == LAYER_FORM else None
@@ -273,14 +299,14 @@ class _WithGradient(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         if dy is None:
             # Only the sum has a gradient.
-            return dsum, _as_residual(dsum, ctx.dtype_of_residual), None, None, None, None
+            return dsum, _as_residual(dsum, ctx.dtype_of_residual), *(None,) * 5
         x, weight, rstd, mean = ctx.saved_tensors
         _, _, wants_weight, wants_bias, *_ = ctx.needs_input_grad
         num_parameters = (1 + ctx.has_bias) * (wants_weight or wants_bias)
         dx, *dparameters = _backward(dy, dsum, x, weight, rstd, mean, ctx.form, num_parameters)
         dweight = dparameters[0] if num_parameters and weight is not None else None
         dbias = dparameters[1] if num_parameters > 1 else None
-        return dx, _as_residual(dx, ctx.dtype_of_residual), dweight, dbias, None, None
+        return dx, _as_residual(dx, ctx.dtype_of_residual), dweight, dbias, None, None, None
 
 
 def _as_residual(gradient: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
@@ -288,10 +314,12 @@ def _as_residual(gradient: Tensor | None, dtype: torch.dtype | None) -> Tensor |
     return None if gradient is None or dtype is None else gradient.to(dtype)
 
 
-def _empty_results(x, residual, weight, bias, eps, form, keeps) -> list[Tensor]:
+def _empty_results(x, residual, weight, bias, eps, form, keeps, dtype=None) -> list[Tensor]:
     """Return y; with a residual, the sum; for gradients, rstd and the mean in two parts."""
-    if weight is not None and form == LLAMA_FORM and weight.dtype != x.dtype:
-        results = [torch.empty(x.shape, dtype=torch.float32, device=x.device)]
+    if dtype is None and weight is not None and form == LLAMA_FORM and weight.dtype != x.dtype:
+        dtype = torch.float32
+    if dtype is not None and dtype != x.dtype:
+        results = [torch.empty(x.shape, dtype=dtype, device=x.device)]
     else:
         results = [empty_like(x)]
     if residual is not None:
@@ -304,14 +332,14 @@ def _empty_results(x, residual, weight, bias, eps, form, keeps) -> list[Tensor]:
     return results
 
 
-def _run_forward(x, residual, weight, bias, eps, form, keeps) -> tuple[Tensor, ...]:
-    results = _empty_results(x, residual, weight, bias, eps, form, keeps)
+def _run_forward(x, residual, weight, bias, eps, form, keeps, dtype=None) -> tuple[Tensor, ...]:
+    results = _empty_results(x, residual, weight, bias, eps, form, keeps, dtype)
     mean = rstd = None
     if keeps:
         rstd, mean = (results[-2], results[-1]) if form == LAYER_FORM else (results[-1], None)
     added = None if residual is None else results[1]
     tensors = (x, residual, weight, bias, results[0], added, mean, rstd)
-    call = kind_of(x, residual, weight, bias), eps, form, keeps
+    call = kind_of(x, residual, weight, bias), eps, form, keeps, dtype
     if not _launch_forward.again(call, tensors) and count_rows(x):
         _launch_first(call, tensors, eps, form)
     return tuple(results)
@@ -326,7 +354,7 @@ def _launch_first(call, tensors, eps, form) -> None:
     weight, bias = _contiguous(weight), _contiguous(bias)
     rows_each, block, warps = plan_forward(columns)
     key = (
-        *(x.device, x.dtype, columns, form, results[-1] is None, bias is None),
+        *(x.device, x.dtype, results[0].dtype, columns, form, results[-1] is None, bias is None),
         None if residual is None else residual.dtype,
         None if weight is None else weight.dtype,
         alignments((rows, others, weight, bias), stride, other_stride),
@@ -606,7 +634,7 @@ _launch_sum = Launcher(sum_partials)
 _with_gradient = applied(_WithGradient)
 _forward = define(
     "norm(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float eps, int form,"
-    " bool keeps) -> Tensor[]",
+    " bool keeps, ScalarType? dtype=None) -> Tensor[]",
     _run_forward,
     _empty_results,
 )

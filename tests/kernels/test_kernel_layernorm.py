@@ -147,3 +147,25 @@ def test_under_autocast_torch_widens_what_this_does_not():
         assert "autocast" in RMSNORM.refuses(x, None, form="torch")
         assert RMSNORM.refuses(x, None, form="llama") is None
     assert LAYERNORM.refuses(x) is None
+
+
+@pytest.mark.parametrize("kernel", [LAYERNORM, ADD_KERNEL, RMSNORM, ADD_RMSNORM])
+def test_a_norm_rounded_to_a_narrower_dtype_has_the_bits_of_one_that_is_rounded_later(kernel):
+    function, half = kernel.providers[0].load(), torch.float16
+    is_layer = kernel in (LAYERNORM, ADD_KERNEL)
+    terms, vectors = len(kernel.rows), 2 if is_layer else 1
+    inputs = [rows(3, 40, seed=seed).requires_grad_() for seed in range(terms)]
+    inputs += [rows(40, seed=5 + seed).requires_grad_() for seed in range(vectors)]
+    arguments = [*inputs, 1e-5, *([] if is_layer else ["llama"])]
+
+    wide, narrow = function(*arguments), function(*arguments, half)
+    wide, narrow = (one if isinstance(one, tuple) else (one,) for one in (wide, narrow))
+
+    assert narrow[0].dtype == half
+    assert are_same([narrow[0], *narrow[1:]], [wide[0].to(half), *wide[1:]])
+    grads = [rows(3, 40, seed=20 + i) for i in range(len(wide))]
+    rounded = [grads[0].to(half), *grads[1:]]
+    assert are_same(
+        torch.autograd.grad(narrow, inputs, rounded),
+        torch.autograd.grad(wide, inputs, [rounded[0].float(), *grads[1:]]),
+    )

@@ -29,6 +29,8 @@ FAMILIES = {
         *("attention_forward", "attention_fp8", "cross_entropy", "decode_attention"),
         *("layernorm", "rmsnorm", "rope"),
     ),
+    # Patches layers in which no function is replaced.
+    "readers": ("rmsnorm", "layernorm"),
 }
 
 

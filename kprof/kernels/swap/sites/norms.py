@@ -18,8 +18,8 @@ from torch.nn import Module
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils import parametrize
 
-from kprof.kernels import kernel_named
-from kprof.kernels.swap.dispatch import OTHERWISE, Dispatcher, changes_of, key_of
+from kprof.kernels import OURS, kernel_named
+from kprof.kernels.swap.dispatch import OTHERWISE, Decision, Dispatcher, changes_of, key_of
 from kprof.kernels.swap.patches import python_modules, why_foreign
 from kprof.kernels.swap.probes import (
     ARITHMETIC,
@@ -45,6 +45,7 @@ from kprof.kernels.swap.probes import (
 from kprof.kernels.swap.reads import CHANGED, Number, Reads, reads_of_module
 from kprof.kernels.swap.site import Request, Site, Skip, Switch, bound, running_original
 from kprof.kernels.swap.sites import Family
+from kprof.kernels.swap.uses import Narrowing
 
 RMSNORM, LAYERNORM = "rmsnorm", "layernorm"
 # Parameters that kernels take.
@@ -398,8 +399,17 @@ def _normalising(
     run_original, is_changed = running_original(original, dispatcher, switch), changes_of(reads)
     constant, eps_name, takes_bias = found.eps, found.eps_name, found.kernel == LAYERNORM
     options = () if is_default(found) else (found.form,)
+    # Between the arguments of a call and the dtype of its result.
+    defaults = () if takes_bias or options else FORMS[:1]
 
-    def forward(self: Any, x: Any = None, /, *args: Any, **kwargs: Any) -> Any:
+    def forward(
+        self: Any,
+        x: Any = None,
+        /,
+        *args: Any,
+        kprof_readers: Narrowing | None = None,
+        **kwargs: Any,
+    ) -> Any:
         if switch.owner is not self or args or kwargs or x is None:
             return run_original(self, OTHERWISE, *(() if x is None else (x,)), *args, **kwargs)
         if not x.is_contiguous() and is_permuted(x):
@@ -419,9 +429,23 @@ def _normalising(
             decision = known.get(key) or decide(key, arguments)
             decision.num_calls += 1
             function = decision.function
+            arguments += rounding(kprof_readers, decision, x, defaults)
         return original(self, x) if function is None else function(*arguments)
 
     return forward
+
+
+def rounding(
+    readers: Narrowing | None, decision: Decision, x: Tensor, defaults: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """Return the arguments that round a norm to the dtype of its readers; none: it stays as it is.
+
+    `defaults`: those that stand between the arguments of other calls and the dtype.
+    """
+    if readers is None or decision.provider != OURS:
+        return ()
+    dtype = readers.dtype_for(x)
+    return () if dtype is None else (*defaults, dtype)
 
 
 def names_of_weights(norm: Module) -> tuple[bool, bool]:

@@ -13,7 +13,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import torch
 from torch.compiler import is_compiling
@@ -26,6 +26,7 @@ from kprof.kernels.swap.reads import CHANGED, Reads
 from kprof.kernels.swap.site import Request, Site, Skip, Switch, bound
 from kprof.kernels.swap.sites import Family
 from kprof.kernels.swap.sites.norms import (
+    FORMS,
     LAYERNORM,
     MOVED_SINCE,
     PERMUTED,
@@ -38,6 +39,18 @@ from kprof.kernels.swap.sites.norms import (
     names_of_weights,
     norm_of,
     reads_of,
+    rounding,
+)
+from kprof.kernels.swap.sites.readers import Mark, functions_for, norms_in, read_by_linears
+from kprof.kernels.swap.uses import (
+    READS_LOCALS,
+    SHAPE,
+    Narrowing,
+    Place,
+    Uses,
+    blocks_of,
+    is_name,
+    place_of_node,
 )
 
 KERNELS = {RMSNORM: "add_rmsnorm", LAYERNORM: "add_layernorm"}
@@ -50,14 +63,8 @@ LOCALS = "its forward reads its local variables as a whole"
 WATCHED = "its norm has hooks, or another forward"
 ANOTHER = "its norm is another one now"
 NO_TENSORS = "it adds something else than two plain tensors"
-# Functions that see the additional variables of the patched forward.
-READS_LOCALS = {"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe", "breakpoint"}
 # Attributes of a tensor that do not depend on its values.
-METADATA = {"shape", "dtype", "device", "ndim", "is_cuda", "layout", "size", "dim", "numel"}
-
-
-# First line and column, last line and column: `f(x)` and `f(x).g()` have the same start.
-Place = tuple[int, int, int, int]
+METADATA = SHAPE | {"dtype"}
 
 
 @dataclass(frozen=True)
@@ -242,10 +249,6 @@ def _names_of(code: types.CodeType) -> Iterator[str]:
             yield from _names_of(constant)
 
 
-def _is_name(node: ast.AST) -> TypeGuard[ast.Name]:
-    return isinstance(node, ast.Name)
-
-
 def _is_assigned(name: str, tree: ast.AST) -> bool:
     return any(
         isinstance(one, ast.Name) and one.id == name and not isinstance(one.ctx, ast.Load)
@@ -282,7 +285,7 @@ class _Reader(NamedTuple):
             return None
         value = getattr(statement, "value", None)
         targets = getattr(statement, "targets", None) or [getattr(statement, "target", None)]
-        are_names = all(_is_name(one) for one in targets)
+        are_names = all(is_name(one) for one in targets)
         if isinstance(statement, (ast.Return, ast.AugAssign)) or not are_names:
             # The statement itself has an effect after its value.
             is_known = isinstance(statement, (ast.Return, ast.AugAssign, ast.Assign, ast.Expr))
@@ -319,7 +322,7 @@ class _Reader(NamedTuple):
 def _look(block: Sequence[ast.stmt], read: _Reader, found: Found) -> None:
     """Find sums of a block, and of inner blocks, whose norm is in the same block."""
     for place, statement in enumerate(block):
-        for inside in _blocks_of(statement):
+        for inside in blocks_of(statement):
             _look(inside, read, found)
         if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add):
             if isinstance(statement.target, ast.Name):
@@ -348,7 +351,7 @@ def _follow(adds: Any, rest: Sequence[ast.stmt], read: _Reader, found: Found) ->
         effect = read.first_effect_of(statement)
         called = None if effect is None else read.norm_called(effect)
         if effect is not None and called is not None and called[1] in names:
-            joint = Joint(called[0], _place(effect), _place(adds), tuple(guards))
+            joint = Joint(called[0], place_of_node(effect), place_of_node(adds), tuple(guards))
             found.joints.append(joint)
             return
         if isinstance(statement, ast.If) and _is_guard(statement, stored):
@@ -367,13 +370,9 @@ def _copied(statement: Any, names: set[str], stored: set[str]) -> tuple[set[str]
     if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or statement.value is None:
         return names, stored
     targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-    new = {one.id for one in targets if _is_name(one)}
-    is_copy = _is_name(statement.value) and statement.value.id in names
+    new = {one.id for one in targets if is_name(one)}
+    is_copy = is_name(statement.value) and statement.value.id in names
     return (names | new if is_copy else names - new), stored | new
-
-
-def _place(node: Any) -> Place:
-    return node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
 
 
 def _is_guard(statement: ast.If, stored: set[str]) -> bool:
@@ -386,7 +385,7 @@ def _is_guard(statement: ast.If, stored: set[str]) -> bool:
             return False
         operands = (node.left, *node.comparators)
         return all(isinstance(one, (ast.Is, ast.IsNot)) for one in node.ops) and all(
-            isinstance(one, ast.Constant) or (_is_name(one) and one.id not in stored)
+            isinstance(one, ast.Constant) or (is_name(one) and one.id not in stored)
             for one in operands
         )
 
@@ -409,15 +408,6 @@ def _called_later(block: Sequence[ast.stmt], names: set[str], read: _Reader) -> 
     return ""
 
 
-def _blocks_of(statement: ast.stmt) -> Iterator[Sequence[ast.stmt]]:
-    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        return
-    for name in ("body", "orelse", "finalbody"):
-        yield getattr(statement, name, ())
-    for one in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
-        yield one.body
-
-
 def _leave_out_used(found: Found, tree: ast.FunctionDef, shared: set[str], own: set[str]) -> None:
     """Make obstacles of joints whose sum is used by more than the norm and other sums.
 
@@ -427,8 +417,8 @@ def _leave_out_used(found: Found, tree: ast.FunctionDef, shared: set[str], own: 
     """
     kept = []
     for joint in found.joints:
-        line = _Uses(joint, shared).line_of_other(tree)
-        asked = {node.id for one in joint.guards for node in ast.walk(one) if _is_name(node)}
+        line = _UsesOfSum(joint, shared).line_of_other(tree)
+        asked = {node.id for one in joint.guards for node in ast.walk(one) if is_name(node)}
         if line is None and asked <= own:
             kept.append(joint)
         elif line is None:
@@ -438,98 +428,30 @@ def _leave_out_used(found: Found, tree: ast.FunctionDef, shared: set[str], own: 
     found.joints[:] = kept
 
 
-class _OtherUse(Exception):
-    """A use of the sum that is not known to be harmless."""
-
-    def __init__(self, line: int) -> None:
-        super().__init__()
-        self.line = line
-
-
-class _Uses:
-    """Looks for uses of the variables of a forward that may hold a joint's sum."""
+class _UsesOfSum(Uses):
+    """Looks for uses of a joint's sum other than the norm's call and sums."""
 
     def __init__(self, joint: Joint, shared: set[str]) -> None:
-        self._joint, self._shared = joint, shared
+        super().__init__(shared)
+        self._joint = joint
 
-    def line_of_other(self, tree: ast.FunctionDef) -> int | None:
-        """Return the line of a use other than the norm's call and sums; None: there is none."""
-        try:
-            self._block(tree.body, set())
-        except _OtherUse as found:
-            return found.line
-        return None
+    def makes(self, statement: ast.stmt) -> bool:
+        return place_of_node(statement) == self._joint.sum
 
-    def _block(self, block: Sequence[ast.stmt], names: set[str]) -> set[str]:
-        """Return the variables that may hold the sum after a block."""
-        for statement in block:
-            names = self._statement(statement, names)
-        return names
+    def passes(self, statement: ast.stmt) -> bool:
+        # In that branch, the sum is not fused.
+        return isinstance(statement, ast.If) and statement.test in self._joint.guards
 
-    def _statement(self, one: ast.stmt, names: set[str]) -> set[str]:
-        if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            return names - {one.name}
-        if isinstance(one, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
-            return self._assigned(one, names)
-        if isinstance(one, ast.If) and one.test in self._joint.guards:
-            # In that branch, the sum is not fused.
-            return names
-        for part in ("test", "value", "iter", "subject", "exc", "cause", "msg"):
-            self._read(getattr(one, part, None), names)
-        for item in getattr(one, "items", ()):
-            self._read(item.context_expr, names)
-        blocks = list(_blocks_of(one))
-        after, before = set(names), None
-        while before != after:
-            # A loop runs its body again, with its assignments.
-            before = set(after)
-            for block in blocks:
-                after |= self._block(block, set(after))
-        return after
+    def is_harmless(self, node: ast.AST, names: set[str], is_operand: bool) -> bool:
+        is_call = isinstance(node, ast.Call) and place_of_node(node) == self._joint.call
+        return is_call or (is_operand and self.is_held(node, names))
 
-    def _assigned(self, one: Any, names: set[str]) -> set[str]:
-        targets = one.targets if isinstance(one, ast.Assign) else [one.target]
-        value = one.value
-        is_copy = isinstance(value, ast.Name) and value.id in names
-        is_sum = _place(one) == self._joint.sum
-        if not (is_copy and all(isinstance(target, ast.Name) for target in targets)):
-            self._read(value, names, is_operand=isinstance(one, ast.AugAssign))
-        if isinstance(one, ast.AugAssign) and isinstance(one.target, ast.Name):
-            if one.target.id in names:
-                raise _OtherUse(one.lineno)
-            return names
-        for target in targets:
-            # x[0] = ..., x.data = ...: x is read, and written to.
-            if not isinstance(target, ast.Name):
-                self._read(target, names)
-        stored = {
-            node.id
-            for target in targets
-            for node in ast.walk(target)
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-        }
-        holds = (is_sum or is_copy) and value is not None
-        if holds and stored & self._shared:
-            raise _OtherUse(one.lineno)
-        return names | stored if holds else names - stored
-
-    def _read(self, node: ast.AST | None, names: set[str], *, is_operand: bool = False) -> None:
-        """Look for uses of the sum in an expression."""
-        if node is None:
-            return
-        is_call = isinstance(node, ast.Call) and _place(node) == self._joint.call
-        is_held = _is_name(node) and node.id in names and isinstance(node.ctx, ast.Load)
-        if is_call or (is_held and is_operand):
-            return
-        if is_held or (isinstance(node, ast.NamedExpr) and node.target.id in names | self._shared):
-            raise _OtherUse(node.lineno)  # type: ignore[attr-defined]
-        are_operands = isinstance(node, ast.BinOp)
+    def are_operands(self, node: ast.AST) -> bool:
         if isinstance(node, ast.Attribute):
-            are_operands = node.attr in METADATA
-        elif isinstance(node, ast.Compare):
-            are_operands = all(isinstance(one, (ast.Is, ast.IsNot)) for one in node.ops)
-        for child in ast.iter_child_nodes(node):
-            self._read(child, names, is_operand=are_operands)
+            return node.attr in METADATA
+        if isinstance(node, ast.Compare):
+            return all(isinstance(one, (ast.Is, ast.IsNot)) for one in node.ops)
+        return isinstance(node, ast.BinOp)
 
 
 class _Fuse(ast.NodeTransformer):
@@ -543,9 +465,9 @@ class _Fuse(ast.NodeTransformer):
     def visit_Assign(self, node: ast.Assign) -> Any:
         """Replace the sum of a joint by the fused call."""
         self.generic_visit(node)
-        if _place(node) not in self._sums:
+        if place_of_node(node) not in self._sums:
             return node
-        number, joint = self._sums[_place(node)]
+        number, joint = self._sums[place_of_node(node)]
         assert isinstance(node.value, ast.BinOp)
         guards: list[ast.expr] = [copy.deepcopy(one) for one in joint.guards]
         arguments: list[ast.expr] = [
@@ -559,7 +481,7 @@ class _Fuse(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> Any:
         """Replace the norm by the fused result, if there is one."""
         self.generic_visit(node)
-        number = self._calls.get(_place(node))
+        number = self._calls.get(place_of_node(node))
         if number is None:
             return node
         pop = ast.Attribute(_load(_normed(number)), "pop", ast.Load())
@@ -608,10 +530,13 @@ def _site(
         # A norm whose reads are unknown is not recognised.
         assert isinstance(read, Reads)
         reads_by_norm[joint.norm] = reads = compared(norm, found, read)
-        adders[_adder(number)] = _adding(module, joint, found, reads, dispatcher)
+        readers = read_by_linears(module, tree, [joint.norm], request).get(joint.call)
+        adders[_adder(number)] = _adding(module, joint, found, reads, dispatcher, readers)
+    found_alone = read_by_linears(module, tree, norms_in(module, request), request)
+    calls = {place: one for place, one in found_alone.items() if one is not None}
     owner = (tree.args.posonlyargs + tree.args.args)[0].arg
-    fused = _Fuse(owner, joints).visit(copy.deepcopy(tree))
-    patched = rewritten(original, fused, adders)
+    fused = _Fuse(owner, joints).visit(Mark(calls).visit(copy.deepcopy(tree)))
+    patched = rewritten(original, fused, {**adders, **functions_for(calls)})
     notes = [dispatcher.noting() for dispatcher in parts.values()]
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -636,17 +561,24 @@ def _site(
 
 
 def _adding(
-    module: Module, joint: Joint, found: Recognised, reads: Reads, dispatcher: Dispatcher
+    module: Module,
+    joint: Joint,
+    found: Recognised,
+    reads: Reads,
+    dispatcher: Dispatcher,
+    readers: Narrowing | None,
 ) -> Callable[..., Any]:
     """Return the fused call of a layer: it returns the sum, and appends its norm to a list.
 
-    The list stays empty if the original norm has to run.
+    The list stays empty if the original norm has to run. `readers` of the norm: linear layers.
     """
     child, known, decide = joint.norm, dispatcher.known, dispatcher.decide
     expected = module._modules[child]
     assert expected is not None
     norm_found, names = weakref.ref(expected), names_of_weights(expected)
     constant, eps_name, is_changed = found.eps, found.eps_name, changes_of(reads)
+    # Between the arguments of a call and the dtype of its norm.
+    defaults = FORMS[:1] if found.kernel == RMSNORM and is_default(found) else ()
 
     def add(owner: Any, a: Any, b: Any, normed: list[Any], is_another_branch: bool = False) -> Any:
         if is_another_branch:
@@ -669,7 +601,8 @@ def _adding(
         decision.num_calls += 1
         if decision.function is None:
             return a + b
-        y, total = decision.function(*arguments)
+        options = rounding(readers, decision, first, defaults)
+        y, total = decision.function(*arguments, *options)
         normed.append(y)
         return total
 
