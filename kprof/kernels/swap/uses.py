@@ -1,8 +1,8 @@
 """Uses of a value in the source of a forward, and values that only linear layers read.
 
 Under autocast a linear layer rounds its input. If nothing else reads a value, its producer can
-write it rounded, and both the wide copy and the cast are left out. No bit changes: gradients of
-several readers would be added rounded, so with gradients there may be only one.
+write it rounded, and both the wide copy and the cast are left out. It is rounded once, as before.
+Gradients of several readers would be added rounded, so with gradients there may be only one.
 """
 
 from __future__ import annotations
