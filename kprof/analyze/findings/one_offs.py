@@ -1,8 +1,10 @@
 """Start-up: idle time that happened once, and is not part of future steps.
 
 With at least three steps, it is the time by which one step exceeds all others: a first use, a cold
-allocator or cache, a final copy. With fewer steps, only work known by name counts: modules loaded,
-memory allocated, graphs captured, code compiled.
+allocator or cache, a final copy. The device may wait longer in that step only because nothing was
+queued: where it waits for the same in every step, no more counts than the host took longer as well.
+With fewer steps, only work known by name counts: modules loaded, memory allocated, graphs captured,
+code compiled.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from kprof.analyze.attribution.steps import denominator, find_lead, step_rows
+from kprof.analyze.attribution.steps import denominator, find_lead, number_in, step_rows
 from kprof.analyze.idle import causes
+from kprof.analyze.idle.host_state import Host, find_host
 from kprof.analyze.intervals import NOTHING, Intervals, disjoint, length_in
 from kprof.findings import StartUp
 from kprof.trace import Trace, once_per_trace
@@ -88,7 +91,8 @@ def find_once(trace: Trace) -> Once:
         for each in np.unique(cause[(device == one) & is_asked]):
             rows = np.flatnonzero((device == one) & (cause == each) & is_asked)
             if number >= ENOUGH_STEPS:
-                found.ns[rows] = _excess(took[rows], steps[rows], number)
+                spent = _spent_by_host(trace, rows, steps[rows])
+                found.ns[rows] = _excess(took[rows], steps[rows], number, spent)
             elif (named := rows[name[rows] != NOTHING]).size:
                 found.ns[named] = _named_once(trace, took[named], steps[named], named, number)
     return found
@@ -110,10 +114,13 @@ def _named_once(
     return np.zeros_like(took) if goes_on else took
 
 
-def _excess(took: np.ndarray, steps: np.ndarray, number: int) -> np.ndarray:
+def _excess(
+    took: np.ndarray, steps: np.ndarray, number: int, spent: dict[int, int] | None = None
+) -> np.ndarray:
     """Return how much of each piece lies beyond what every other step has, longest pieces first.
 
-    `number` steps were recorded. Where the others differ by as much, it is how steps vary.
+    `number` steps were recorded. Where the others differ by as much, it is how steps vary. `spent`:
+    how long the host spent on their cause in each step, where that was recorded.
     """
     once = np.zeros_like(took)
     known = steps != NOTHING
@@ -128,11 +135,63 @@ def _excess(took: np.ndarray, steps: np.ndarray, number: int) -> np.ndarray:
     varies = max(int(np.ptp(others)), round(LEAST_EXCESS * int(others.max())))
     if excess <= varies or most >= len(numbers):
         return once
+    if spent is not None and others.min() > 0:
+        of_others = [ns for step, ns in spent.items() if step != numbers[most]]
+        excess = min(excess, max(spent.get(int(numbers[most]), 0) - max(of_others, default=0), 0))
     rows = np.flatnonzero(steps == numbers[most])
     rows = rows[np.argsort(-took[rows], kind="stable")]
     before = np.cumsum(took[rows]) - took[rows]
     once[rows] = np.clip(excess - before, 0, took[rows])
     return once
+
+
+def _spent_by_host(trace: Trace, rows: np.ndarray, steps: np.ndarray) -> dict[int, int] | None:
+    """Return by step how long the host spent on the cause of these idle pieces of one device.
+
+    None where it does not tell: how long a call waits depends on the device.
+    """
+    idle, host = trace.idle.iloc[rows], find_host(trace)
+    cause = str(idle["cause"].iloc[0])
+    is_of_rank = host.rank == int(idle["rank"].iloc[0])
+    marks = step_rows(trace.ranges)
+    marks = marks[is_of_rank[marks]]
+    begins, ends = host.start[marks], host.end[marks]
+    named = _rows_of_cause(trace, cause)
+    calls = np.flatnonzero((trace.ranges["kind"] == "runtime").to_numpy(bool) & is_of_rank)
+    if named is not None:
+        spent = length_in(_union(host, named[is_of_rank[named]]), begins, ends)
+    elif cause == causes.LAUNCH_BOUND and len(calls):
+        other = np.concatenate([host.rows[layer] for layer in ("loaded", "waited", "profiler")])
+        union = _union(host, np.concatenate([calls, other[is_of_rank[other]]]))
+        spent = ends - begins - length_in(union, begins, ends)
+    else:
+        return None
+    found = pd.Series(spent).groupby([_number(trace, row) for row in marks.tolist()]).sum()
+    if named is None:
+        # A call waits for room in a queue only while the device is busy.
+        start = idle["start_ns"].to_numpy(np.int64)
+        end = start + idle["duration_ns"].to_numpy(np.int64)
+        in_calls = pd.Series(length_in(_union(host, calls), start, end)).groupby(steps).sum()
+        found = found.add(in_calls, fill_value=0)
+    return {int(step): int(ns) for step, ns in found.items()}
+
+
+def _rows_of_cause(trace: Trace, cause: str) -> np.ndarray | None:
+    """Return the rows of `ranges` in which the host spends its time on a cause; None: it waits."""
+    host = find_host(trace)
+    if cause == causes.DATA_LOADING:
+        return host.rows["loaded"]
+    if cause in (causes.ALLOCATOR, causes.PAGEABLE_COPY):
+        return np.asarray(host.blocking.index[host.blocking == cause], dtype=np.int64)
+    return None
+
+
+def _union(host: Host, rows: np.ndarray) -> Intervals:
+    return disjoint(Intervals(host.start[rows], host.end[rows], rows))
+
+
+def _number(trace: Trace, row: int) -> int:
+    return number_in(str(trace.ranges["name"].iloc[row]))
 
 
 def _steps_of(trace: Trace) -> np.ndarray:

@@ -57,6 +57,9 @@ class Baseline:
     """Mean of the steps that the replay counts, as measured; 0 where nothing is replayed."""
     host_spread: float = 0.0
     """How far the host's time lies from what it is taken to be in most steps, as a share."""
+    drained: Replay | None = None
+    """The replay whose mean holds the first step as well, before which the device had nothing to
+    do, where `step_ns` holds it and `replay` does not."""
 
     @property
     def error(self) -> float:
@@ -121,6 +124,8 @@ def find_baseline(trace: Trace) -> Baseline:
         int(max(error[slowest] for error in errors)),
         steady_ns=int(means_of_ranks(measured[counts], rank[counts]).max()),
     )
+    if not counts.all():
+        recorded = replace(recorded, drained=replay)
     if found.has_several_streams:
         others = tuple(found.replay(streams).behind_the_drain() for streams in OTHER_READINGS)
         recorded = replace(recorded, others=others)
@@ -151,6 +156,7 @@ def _without_recording(recorded: Baseline, replay: Replay) -> Baseline:
         uncertainty_ns=recorded.uncertainty_ns + missed_ns,
         added_ns=recorded.step_ns - wanted_ns,
         host_spread=host_spread(recorded.trace),
+        drained=None,
     )
 
 

@@ -84,10 +84,11 @@ def predict(changes: Sequence[Change], baseline: Baseline) -> Prediction:
             longest_step_ns=amdahl,
         )
     changed = apply(changes, baseline.replay, trace)
-    predicted = _predicted_ns(changed, baseline)
-    missed_ns = baseline.uncertainty_ns + _by_the_host_ns(changed, predicted, baseline)
+    steady = _predicted_ns(changed, baseline)
+    predicted = steady if baseline.drained is None else _with_first_step_ns(changes, baseline)
+    missed_ns = baseline.uncertainty_ns + _by_the_host_ns(changed, steady, baseline)
     missed_ns += _steady_ns(gain_error_ns(baseline.replay, changed), baseline)
-    all_readings = [predicted, *_other_readings_ns(changes, baseline)]
+    all_readings = [predicted, steady, *_other_readings_ns(changes, baseline)]
     least_ns = max(baseline.step_ns - _held_ns(changes, baseline, plain_ns), 0)
     return replace(
         told,
@@ -172,6 +173,18 @@ def _predicted_ns(replay: Replay, baseline: Baseline) -> int:
     return _after_ns(baseline, baseline.replayed_ns - int(replay.step_ns()))
 
 
+def _with_first_step_ns(changes: Sequence[Change], baseline: Baseline) -> int:
+    """Return the mean of all recorded steps after the changes.
+
+    The first one may gain another time than later ones, since nothing was queued before it.
+    """
+    before = baseline.drained
+    assert before is not None
+    gained_ns = before.step_ns() - apply(changes, before, baseline.trace).step_ns()
+    scale = baseline.step_ns / max(before.step_ns(), 1)
+    return max(baseline.step_ns - round(gained_ns * scale), 0)
+
+
 def _after_ns(baseline: Baseline, gained_ns: int) -> int:
     return max(baseline.step_ns - _steady_ns(gained_ns, baseline), 0)
 
@@ -198,7 +211,7 @@ def _obstacle(changes: Sequence[Change], baseline: Baseline, known: float) -> st
 def _amdahl_ns(changes: Sequence[Change], baseline: Baseline, plain_ns: np.ndarray) -> int:
     """Return the step less the saved busy time, and what idle causes would give back."""
     where = ["rank", "device"]
-    kernels, idle = baseline.trace.kernels, inside_window(idle_in_steps(baseline.trace))
+    kernels, idle = baseline.trace.kernels, idle_in_steps(baseline.trace)
     saved = _saved_busy_ns(kernels, plain_ns)
     for one in changes:
         if one.what not in (GRAPHED, WITHOUT):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kprof.analyze.findings.one_offs import find_once
 from kprof.analyze.passes import analyze
 from kprof.analyze.whatif.baseline import find_baseline
 from kprof.analyze.whatif.changes import FASTER, REMOVED, WITHOUT, Change, Target
@@ -10,6 +11,7 @@ from kprof.analyze.whatif.predict import predict
 from kprof.analyze.whatif.replay import WAIT
 from tests.analyze.simulated import (
     BACKWARD,
+    END_OF_STEP,
     Do,
     Machine,
     faster,
@@ -94,6 +96,48 @@ def test_without_loading_or_allocating_the_host_has_that_time(what, cause):
     # No graph loads data, and none allocates.
     graphed = {"load": found.step_ns, "allocate": 2_000 + 17_000 + 9_000 + 220 + 9_000}
     assert ask(program, GRAPHS).predicted_step_ns == graphed[what]
+
+
+def cycle(*parts, number=6):
+    """Return a program of so many steps, each of these parts."""
+    return [*parts, *((END_OF_STEP, *parts) * (number - 1))]
+
+
+@pytest.mark.parametrize(("what", "cause"), [("load", "data loading"), ("allocate", "allocator")])
+def test_the_first_wait_is_the_longest_where_nothing_was_queued_and_goes_as_well(what, cause):
+    waits, work = Do(what, ns=1_000_000), [kernel("mm", 100_000)] * 4
+    steps, others = cycle(waits, *work), cycle(Do("think"), *work)
+    trace = analyze(Machine().run(steps))
+    assert find_once(trace).ns[(trace.idle["cause"] == cause).to_numpy(bool)].sum() == 0
+    found = predict([Change(WITHOUT, cause=cause)], find_baseline(trace))
+    assert found.step_ns == round(step_ns(steps) / 6)
+    truth_ns = step_ns(others) / 6
+    assert found.predicted_step_ns == pytest.approx(truth_ns, rel=0.02)
+    assert found.shortest_step_ns <= truth_ns <= found.longest_step_ns
+    # In steps to come the device hides a part of the wait.
+    steady_ns = step_ns(cycle(waits, *work, number=7)) - step_ns(steps)
+    assert found.longest_step_ns == pytest.approx(found.step_ns - (steady_ns - truth_ns), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("what", "cause"),
+    [("load", "data loading"), ("allocate", "allocator"), ("think", "launch-bound")],
+)
+def test_a_host_that_spends_as_long_in_every_step_has_no_start_up(what, cause):
+    work = [kernel("mm", 10_000)] * 4
+
+    def once_ns(first_ns, later_ns):
+        """Return the start-up of six steps of which the first has another wait."""
+        hosts = [
+            Do(what, host_ns=2_000 + ns) if what == "think" else Do(what, ns=ns)
+            for ns in (first_ns, later_ns)
+        ]
+        steps = [hosts[0], *work, END_OF_STEP, *cycle(hosts[1], *work, number=5)]
+        trace = analyze(Machine().run(steps))
+        return find_once(trace).ns[(trace.idle["cause"] == cause).to_numpy(bool)].sum()
+
+    assert once_ns(100_000, 100_000) == 0
+    assert once_ns(900_000, 100_000) == pytest.approx(800_000, abs=1_000)
 
 
 def test_a_copy_from_pinned_memory_holds_the_host_no_more():
