@@ -212,6 +212,9 @@ def _amdahl_ns(changes: Sequence[Change], baseline: Baseline, plain_ns: np.ndarr
     """Return the step less the saved busy time, and what idle causes would give back."""
     where = ["rank", "device"]
     kernels, idle = baseline.trace.kernels, idle_in_steps(baseline.trace)
+    if baseline.added_ns:
+        # The recorder made these edges, and the step is one without it.
+        idle = inside_window(idle)
     saved = _saved_busy_ns(kernels, plain_ns)
     for one in changes:
         if one.what not in (GRAPHED, WITHOUT):
