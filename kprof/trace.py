@@ -265,6 +265,8 @@ class Meta:
     """Ranks and the machines that they ran on, where that was recorded."""
     clocks: str | None = None
     """How far the clocks of several ranks agree, in words for the report; None for one rank."""
+    clocks_grade: Literal["good", "limited"] | None = None
+    """Whether those clocks agree, or were moved, drift or contradict themselves; None: unknown."""
     counts: dict[str, int] = field(default_factory=dict)
     """The reader's counts of the file: events, nn_module_events, seq_ops, …"""
     recording: Recording | None = None

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,6 +89,8 @@ class Alignment:
     summary: str
     doubts: tuple[str, ...] = ()
     """Sentences of the summary that are caveats."""
+    grade: Literal["good", "limited"] | None = None
+    """Limited with doubts, else good where any two clocks were checked; None: none was."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,7 @@ def align(traces: Sequence[Trace], reference: int = 0) -> Alignment:
         max(place.within_ns for place in places.values()),
         " ".join([*neutral, *_unseen(unseen, len(names)), *doubts]),
         tuple(doubts),
+        "limited" if doubts else "good" if len(kept) > 1 else None,
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -53,6 +53,7 @@ def merge(traces: list[Trace], source: str) -> Trace:
             "compared with them, are the first one's."
         )
     traces, base_time_ns, clocks = _on_one_clock(traces, caveats, are_ranks=are_ranks)
+    summary, grade = clocks
     counts: dict[str, int] = {}
     for trace in traces:
         for name, count in trace.meta.counts.items():
@@ -62,7 +63,8 @@ def merge(traces: list[Trace], source: str) -> Trace:
         source=source,
         gpus=gpus,
         base_time_ns=base_time_ns,
-        clocks=clocks,
+        clocks=summary,
+        clocks_grade=grade,
         hosts=tuple(host for trace in traces for host in trace.meta.hosts),
         num_ranks=len({r for trace in traces for r in _ranks(trace)}),
         counts=counts,
@@ -237,8 +239,8 @@ def _used_gpus(trace: Trace) -> list[Gpu]:
 
 def _on_one_clock(
     traces: list[Trace], caveats: list[str], *, are_ranks: bool
-) -> tuple[list[Trace], int | None, str | None]:
-    """Return all on one clock, the wall time of its zero, and how far the clocks agree.
+) -> tuple[list[Trace], int | None, tuple[str | None, Literal["good", "limited"] | None]]:
+    """Return all on one clock, the wall time of its zero, and how far the clocks agree: its grade.
 
     Several recordings of one rank share no collective, whatever the numbers of those say.
     """
@@ -246,21 +248,22 @@ def _on_one_clock(
     known = [base for base in bases if base is not None]
     if known and max(known) - min(known) > FARTHEST_NS:
         caveats.append("The files' wall times lie decades apart; their clocks are not aligned.")
-        return traces, bases[0], None
+        return traces, bases[0], (None, None)
     zero = known[0] if known else None
     shifts = [0 if base is None or zero is None else base - zero for base in bases]
     traces = [shifted(trace, by) for trace, by in zip(traces, shifts, strict=True)]
     is_checked: tuple[bool, ...] = (False,) * len(traces)
-    clocks = None
+    clocks, grade = None, None
     if are_ranks:
         found = align(traces, reference=bases.index(zero))
         traces = [shifted(trace, by) for trace, by in zip(traces, found.shifts_ns, strict=True)]
         by_wall_time = "By wall time. " if len(known) == len(bases) else ""
         is_checked, clocks = found.is_checked, by_wall_time + found.summary
         caveats += found.doubts
+        grade = found.grade
     if known and any(b is None and not c for b, c in zip(bases, is_checked, strict=True)):
         caveats.append("Some files do not tell their wall time; their clocks are not aligned.")
-    return traces, zero, clocks
+    return traces, zero, (clocks, grade)
 
 
 def shifted(trace: Trace, by_ns: int) -> Trace:

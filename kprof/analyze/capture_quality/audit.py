@@ -265,11 +265,8 @@ def check_rank_clocks(trace: Trace) -> Iterator[Check]:
     clocks = trace.meta.clocks
     meaning = "waits between ranks are uncertain; results within a rank are correct"
     fix = "record all ranks at once with `kprof run`, with named process groups (NCCL)"
-    # Clocks that were moved, drift or contradict themselves are caveats of the recording, too.
-    is_doubtful = clocks is not None and any(caveat in clocks for caveat in trace.meta.caveats)
-    verdict: Verdict = "limited" if is_doubtful else "good"
-    if clocks is None or not (is_doubtful or "agree within" in clocks):
-        verdict, clocks = "unknown", clocks or "how far the clocks of ranks agree is not recorded"
+    clocks = clocks or "how far the clocks of ranks agree is not recorded"
+    verdict: Verdict = trace.meta.clocks_grade or "unknown"
     yield from checked("Clocks of ranks", verdict, clocks.rstrip("."), meaning, fix)
 
 

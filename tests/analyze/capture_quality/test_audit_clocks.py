@@ -1,5 +1,7 @@
 """The audit of clocks: of host and GPU, and of ranks."""
 
+from dataclasses import replace
+
 import pytest
 
 from kprof.analyze.passes import analyze
@@ -70,3 +72,5 @@ def test_ranks_whose_clocks_nobody_checked_are_unknown():
 def test_clocks_of_ranks_are_graded_by_what_their_collectives_tell(ahead_ns, verdict):
     trace = analyze(merge(recordings([[0, 1]], [0, ahead_ns]), "ranks"))
     assert check(trace, "Clocks of ranks").verdict == verdict
+    reworded = replace(trace, meta=replace(trace.meta, clocks="other words", caveats=()))
+    assert check(reworded, "Clocks of ranks").verdict == verdict
