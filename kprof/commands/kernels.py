@@ -125,7 +125,7 @@ def kernels(
         last = "next: fix the kernel; docs/gate.md says what each level checks"
         if code != 1:
             last = f"next: kprof kernels {'check' if code else 'bench'}"
-            last += "" if _has_gpu() else ", on a machine with a GPU"
+            last += "" if has_gpu() else ", on a machine with a GPU"
         found = encoded([result_of_gate(report) for report in reports])
         return Answer("kernels check", sections, found, last, code)
     if action == "bench":
@@ -198,7 +198,7 @@ def check_kernels(
     if sanitizes and not torch.cuda.is_available():
         why = "compute-sanitizer needs a GPU, and there is none here"
         raise KprofError(why, fix="leave out --sanitizer, or run it on a GPU machine")
-    device = _device_to_check_on()
+    device = device_to_check_on()
     from kprof.kernels import OURS
 
     kernels = _named(names)
@@ -210,17 +210,18 @@ def check_kernels(
             reports[-1] = _sanitized(reports[-1], kernel, provider or OURS)
         rest = [one.name for one in kernels[place + 1 :]]
         if reports[-1].is_gpu_broken and rest:
-            return reports + _check_in_a_fresh_process(rest, provider, calls, sanitizes)
+            return reports + check_in_fresh_process(rest, provider, calls, sanitizes)
     return reports
 
 
-def _has_gpu() -> bool:
+def has_gpu() -> bool:
+    """Whether this machine has a GPU that torch can use."""
     import torch
 
     return bool(torch.cuda.is_available())
 
 
-def _device_to_check_on() -> str:
+def device_to_check_on() -> str:
     """Return the GPU, or the host with Triton's interpreter switched on.
 
     Raises:
@@ -289,7 +290,7 @@ def _sanitized(report: GateReport, kernel: Kernel, provider: str) -> GateReport:
     return replace(report, levels=(sanitized(first, kernel.name, provider), *others))
 
 
-def _check_in_a_fresh_process(
+def check_in_fresh_process(
     names: Sequence[str], provider: str | None, calls: Calls, sanitizes: bool
 ) -> list[GateReport]:
     """Check where the GPU still answers; here it refuses all work."""

@@ -267,11 +267,13 @@ def test_the_clock_of_a_gpu_needs_one():
     assert "wall" in error.value.fix
 
 
-def test_the_gpu_is_told_as_in_a_comparison_of_processes(monkeypatch):
+def test_the_gpu_is_told_as_in_a_comparison_of_processes(clock, monkeypatch):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
-    assert functions._machine()["GPU"] == "Tesla T4"
+    assert ab_test(taking(clock, 10), taking(clock, 10), plan=PLAN).facts["GPU"] == "Tesla T4"
 
 
 def test_an_error_in_one_arm_names_it_and_keeps_the_pairs_before(clock, monkeypatch):

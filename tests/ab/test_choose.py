@@ -200,9 +200,8 @@ def append(log, name, second):
 
 def chosen(monkeypatch, folder, process):
     monkeypatch.setattr(choose_module, "run_trial", process)
-    monkeypatch.setattr(
-        choose_module, "_all_names", lambda: list(getattr(process, "shares", ["rope=kprof"]))
-    )
+    names = list(getattr(process, "shares", ["rope=kprof"]))
+    monkeypatch.setattr("kprof.kernels.swap.candidates.candidate_names", lambda: names)
     (folder / "raw").mkdir()
     a = Variant("A", ("python", "train.py"))
     return choose(a, AbOptions(("train.py",), swap="auto"), folder, lambda message: None)

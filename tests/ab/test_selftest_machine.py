@@ -5,7 +5,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import count
 
 import msgspec
@@ -202,7 +202,8 @@ def test_a_stage_ends_in_time_with_whole_comparisons_and_says_how_many(home, has
     seconds = count()
     monkeypatch.setattr(selftest.time, "monotonic", lambda: next(seconds))
     monkeypatch.setattr(selftest, "warm_up", lambda *rest: WarmUp(1, is_stable=True))
-    monkeypatch.setattr(selftest, "_calibrated", lambda run, *rest: lambda effect: int)
+    knob = selftest.Knob("more bytes", "", lambda effect: int)
+    monkeypatch.setattr(selftest, "host_knobs", lambda: (knob,))
     *_, found = calibrate(50, 10, 0, print)
     same, ramp = found.scenarios[0].fixed, found.scenarios[-1].fixed
     # A second is over with every pair: 120 of them without an effect, 40 with one.
@@ -331,13 +332,29 @@ def test_a_user_without_a_home_is_told_that_nothing_is_kept(home, hasty, monkeyp
     assert result["kind"] == "host"
 
 
-def test_a_slow_down_that_did_not_come_as_planted_is_said(home):
-    bench = selftest._Bench(HOST, selftest.Plan((selftest.Metric("t", "ns"),)), None, print)
-    taken = np.random.default_rng(0).normal(0.005, 0.001, (20, 40))
-    assert bench._truth_of(taken, 0.01, "more bytes") == pytest.approx(0.005, rel=0.05)
-    (doubt,) = bench.doubts
-    assert doubt.startswith("more bytes")
-    assert quantities_in(doubt) == ["1 %", "0.50 %"]
+class HalfAsSlow:
+    """A clock on which work with an effect of 1 % takes 0.5 % longer."""
+
+    name, resolution_ns, num_exposed = "half as slow", 1.0, 0
+
+    def __init__(self):
+        self.noise = np.random.default_rng(0)
+
+    def time(self, work, num_calls):
+        (effect,) = work.args
+        return 1e6 * (1 + effect / 2) * np.exp(self.noise.normal(0.0, 0.001))
+
+
+def test_a_slow_down_that_differs_from_the_planted_one_is_a_doubt(home, hasty, monkeypatch):
+    knob = selftest.Knob("more bytes", "", lambda effect: partial(float, effect))
+    monkeypatch.setattr(selftest, "host_knobs", lambda: (knob,))
+    monkeypatch.setattr(selftest, "stopwatch_for", lambda name: HalfAsSlow())
+    *_, found = calibrate(8, 20, 0, print)
+    planted = [quantities_in(one) for one in found.doubts if one.startswith("more bytes: ")]
+    assert [one[0] for one in planted] == ["1 %", "2 %", "5 %"]
+    for stated, came in planted:
+        share = float(came.removesuffix(" %")) / float(stated.removesuffix(" %"))
+        assert share == pytest.approx(0.5, abs=0.1)
 
 
 def test_others_work_for_the_share_of_time_that_they_are_given():

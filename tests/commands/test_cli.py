@@ -263,13 +263,13 @@ def app_with(answer):
 
 
 def test_an_answer_that_cannot_be_written_is_an_error(monkeypatch):
-    monkeypatch.setattr("kprof.cli._print", full_disk)
+    monkeypatch.setattr("kprof.report.terminal.print_summary", full_disk)
     with pytest.raises(KprofError, match="No space left"):
         app_with(Answer("title", []))([])
 
 
 def test_the_exit_code_of_a_workload_stands_whether_or_not_its_answer_could_be_written(monkeypatch):
-    monkeypatch.setattr("kprof.cli._print", full_disk)
+    monkeypatch.setattr("kprof.report.terminal.print_summary", full_disk)
     with pytest.raises(SystemExit) as stopped:
         app_with(Answer("title", [], exit_code=7, if_unwritten=None))([])
     assert stopped.value.code == 7

@@ -82,7 +82,7 @@ def test_a_check_judges_the_calls_that_are_asked_for_and_names_them(
         subjects.append(subject)
         return replace(report(is_right=True), subject=subject.name)
 
-    monkeypatch.setattr(library, "_device_to_check_on", lambda: "cpu")
+    monkeypatch.setattr(library, "device_to_check_on", lambda: "cpu")
     monkeypatch.setattr("kprof.kernels.correctness.check", check)
     answer = kernels("check", ["relu_squared"], provider="eager", json=True, **given)
     assert json.loads(answer.json)[0]["subject"] == name
@@ -90,7 +90,7 @@ def test_a_check_judges_the_calls_that_are_asked_for_and_names_them(
 
 
 def test_what_the_interpreter_does_not_compute_as_a_gpu_is_not_run(monkeypatch):
-    monkeypatch.setattr(library, "_device_to_check_on", lambda: "cpu")
+    monkeypatch.setattr(library, "device_to_check_on", lambda: "cpu")
     answer = kernels("check", ["relu_squared"], dtype=["bfloat16"], json=True)
     (told,) = json.loads(answer.json)
     assert {one["state"] for one in told["levels"]} == {"not run"}
@@ -99,7 +99,7 @@ def test_what_the_interpreter_does_not_compute_as_a_gpu_is_not_run(monkeypatch):
 
 
 def test_a_dtype_that_a_kernel_does_not_have_is_refused(monkeypatch):
-    monkeypatch.setattr(library, "_device_to_check_on", lambda: "cpu")
+    monkeypatch.setattr(library, "device_to_check_on", lambda: "cpu")
     with pytest.raises(KprofError, match=r"relu_squared .*float64"):
         kernels("check", ["relu_squared"], dtype=["float64"])
 
@@ -217,7 +217,7 @@ def test_the_list_and_the_page_name_the_kernels_that_no_swap_puts_into_a_model()
 )
 def test_after_a_check_the_next_command_is_one_that_works_here(monkeypatch, has_gpu, last):
     monkeypatch.setattr(library, "check_kernels", lambda *_, **__: [report(is_right=True)])
-    monkeypatch.setattr(library, "_has_gpu", lambda: has_gpu)
+    monkeypatch.setattr(library, "has_gpu", lambda: has_gpu)
     assert kernels("check", ["rmsnorm"]).last == last
 
 
@@ -273,7 +273,7 @@ def test_a_provider_that_cannot_run_here_is_a_clear_error(monkeypatch):
     def missing(*words):
         raise ImportError("No module named 'quack'")
 
-    monkeypatch.setattr(library, "_device_to_check_on", lambda: "cpu")
+    monkeypatch.setattr(library, "device_to_check_on", lambda: "cpu")
     monkeypatch.setattr("kprof.kernels.bench.measure.subject_of", missing)
     with pytest.raises(KprofError, match=r"rmsnorm by quack .*No module named 'quack'"):
         library.check_kernels(["rmsnorm"], "quack")

@@ -1,8 +1,10 @@
 """What a terminal shows of what takes long."""
 
 import sys
+import threading
 
 import pytest
+import rich.progress
 from rich.console import Console
 
 from kprof.report import progress
@@ -10,47 +12,65 @@ from kprof.report.progress import Progress
 
 
 @pytest.fixture
-def at_once(monkeypatch):
-    """Let a bar show at once, on what passes for a terminal."""
+def bars(monkeypatch):
+    """Return the bars that are made; none waits before it shows."""
+    made, bar = [], rich.progress.Progress
+
+    def make(**options):
+        made.append(bar(**options))
+        return made[-1]
+
     monkeypatch.setattr(progress, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(rich.progress, "Progress", make)
+    return made
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Let stderr pass for a terminal."""
     monkeypatch.setattr(Console, "is_terminal", True)
 
 
-def bar_of(shown):
-    """Return the bar's only task, when it is there."""
-    shown._timer.join()
-    (task,) = shown._bar.tasks
+def wait_for_timers():
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer):
+            thread.join()
+
+
+def task_of(bars):
+    """Return the only task of the only bar, when it is there."""
+    wait_for_timers()
+    ((task,),) = (bar.tasks for bar in bars)
     return task
 
 
-@pytest.mark.usefixtures("at_once")
-def test_a_known_stage_shows_its_share_of_all():
+@pytest.mark.usefixtures("terminal")
+def test_a_known_stage_shows_its_share_of_all(bars):
     shown = Progress()
     shown("analyzing")
-    assert (bar_of(shown).description, bar_of(shown).percentage) == ("analyzing", 25)
+    assert (task_of(bars).description, task_of(bars).percentage) == ("analyzing", 25)
     shown.close()
 
 
-@pytest.mark.usefixtures("at_once")
-def test_another_stage_shows_no_share_as_nobody_knows_it():
+@pytest.mark.usefixtures("terminal")
+def test_a_stage_of_unknown_number_shows_no_share(bars):
     shown = Progress()
     shown("checking rmsnorm")
-    assert (bar_of(shown).description, bar_of(shown).total) == ("checking rmsnorm", None)
+    assert (task_of(bars).description, task_of(bars).total) == ("checking rmsnorm", None)
     shown("checking swiglu")
-    assert bar_of(shown).description == "checking swiglu"
+    assert task_of(bars).description == "checking swiglu"
     shown.close()
 
 
-def test_where_there_is_no_terminal_nothing_shows(monkeypatch):
-    monkeypatch.setattr(progress, "PATIENCE_S", 0.0)
+def test_without_a_terminal_there_is_no_bar(bars):
     shown = Progress()
     shown("analyzing")
-    shown._timer.join()
-    assert shown._bar is None
+    wait_for_timers()
+    assert bars == []
     shown.close()
 
 
-def test_where_there_is_no_terminal_whoever_is_named_hears_of_every_stage():
+def test_without_a_terminal_every_stage_is_told():
     heard = []
     shown = Progress(heard.append)
     shown("checking rmsnorm")
@@ -59,31 +79,40 @@ def test_where_there_is_no_terminal_whoever_is_named_hears_of_every_stage():
     assert heard == ["checking rmsnorm", "checking swiglu"]
 
 
-@pytest.mark.usefixtures("at_once")
-def test_where_a_bar_shows_a_stage_nobody_else_hears_of_it():
+@pytest.mark.usefixtures("terminal")
+def test_a_stage_that_a_bar_shows_is_not_told(bars):
     heard = []
     shown = Progress(heard.append)
     shown("checking rmsnorm")
-    assert bar_of(shown).description == "checking rmsnorm"
+    assert task_of(bars).description == "checking rmsnorm"
     shown.close()
     assert heard == []
 
 
-def test_a_bar_that_would_begin_after_the_end_does_not(monkeypatch):
-    monkeypatch.setattr(Console, "is_terminal", True)
+@pytest.mark.usefixtures("terminal")
+def test_a_bar_does_not_begin_after_the_end(bars, monkeypatch):
+    fired = []
+
+    class Late(threading.Timer):
+        """A timer that fires when the test says so."""
+
+        def start(self):
+            fired.append(self.function)
+
+    monkeypatch.setattr(threading, "Timer", Late)
     shown = Progress()
     shown("analyzing")
     shown.close()
-    # The timer had fired already, and waited.
-    shown._show()
-    assert shown._bar is None
+    (show,) = fired
+    show()
+    assert bars == []
 
 
-@pytest.mark.usefixtures("at_once")
-def test_what_is_printed_meanwhile_goes_where_it_should(capsys):
+@pytest.mark.usefixtures("terminal")
+def test_output_printed_beside_a_bar_goes_to_stdout(bars, capsys):
     shown = Progress()
     shown("analyzing")
-    bar_of(shown)
+    task_of(bars)
     sys.stdout.write("a result\n")
     shown.close()
     assert capsys.readouterr().out == "a result\n"

@@ -59,7 +59,7 @@ def diagnose(trace: Trace, baseline: Baseline | None = None) -> Diagnosis:
         else:
             found += rule.check(_unexplained(seen, found) if is_general(rule) else seen)
     pricer = find_pricer(steady, baseline)
-    ranked = _ranked(found, pricer) if found else []
+    ranked = rank_findings(found, pricer) if found else []
     largest = [
         replace(one, saving=pricer.price([one]), cause_ns=pricer.cause_ns(one))
         for one in find_unexplained(seen, ranked)
@@ -118,7 +118,7 @@ def _unexplained(trace: Trace, found: list[Finding]) -> Trace:
     return trace.with_kernels(kind=trace.kernels["kind"].where(~is_told))
 
 
-def _ranked(findings: list[Finding], pricer: Pricer) -> list[Finding]:
+def rank_findings(findings: list[Finding], pricer: Pricer) -> list[Finding]:
     """Price each finding alone; leave out what would save next to nothing."""
     priced = [
         replace(one, saving=pricer.price([one]), cause_ns=pricer.cause_ns(one)) for one in findings

@@ -203,7 +203,7 @@ def run_once(kernel: Kernel, provider: Provider, shape: Shape, dtype: str, direc
         pass_of(kernel, function, [_drawn(kernel, shape, dtype)], direction)()
         if direction == "forward":
             with torch.no_grad():
-                function(*_drawn(kernel, _small_shape(kernel), dtype))
+                function(*_drawn(kernel, small_shape(kernel), dtype))
     torch.cuda.synchronize()
     gc.collect()
     torch.cuda.empty_cache()
@@ -316,7 +316,7 @@ def _num_sets(num_bytes: int) -> int:
     return min(MOST_SETS, max(2, -(-BEYOND_L2 * l2 // max(num_bytes, 1))))
 
 
-def _small_shape(kernel: Kernel) -> Shape:
+def small_shape(kernel: Kernel) -> Shape:
     """Return a shape whose calls do not wait for the GPU; of whole vectors, for some peers."""
     shapes = kernel.edges or kernel.shapes
     return min(shapes, key=lambda shape: (shape[-1] % ELEMENTS != 0, math.prod(shape)))
@@ -324,7 +324,7 @@ def _small_shape(kernel: Kernel) -> Shape:
 
 def _host_time_ns(kernel: Kernel, function: Callable[..., Any], dtype: str) -> float:
     """Return the host time of a call, from many small ones in a row."""
-    arguments = _drawn(kernel, _small_shape(kernel), dtype)
+    arguments = _drawn(kernel, small_shape(kernel), dtype)
     times = []
     with torch.no_grad():
         for _ in range(5):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kprof.analyze.findings.claims import fused, proof, proof_by_copy
-from kprof.analyze.findings.diagnose import _ranked, diagnose
+from kprof.analyze.findings.diagnose import diagnose, rank_findings
 from kprof.analyze.findings.queries import idle_of
 from kprof.analyze.findings.savings import find_pricer
 from kprof.analyze.passes import analyze
@@ -126,13 +126,13 @@ def test_an_unknown_remedy_has_an_unknown_saving():
 
 def test_what_saves_next_to_nothing_is_left_out():
     tiny = about([1], best_ns=59_900, modest_ns=59_900)
-    assert _ranked([tiny], find_pricer(record(BUSY))) == []
+    assert rank_findings([tiny], find_pricer(record(BUSY))) == []
 
 
 def test_a_sure_finding_comes_before_an_unsure_one_that_promises_a_little_more():
     sure = about([1], best_ns=20_000, modest_ns=20_000)
     unsure = replace(about([0], best_ns=55_000, modest_ns=55_000), confidence="low")
-    assert _ranked([unsure, sure], find_pricer(record(BUSY)))[0].confidence == "high"
+    assert rank_findings([unsure, sure], find_pricer(record(BUSY)))[0].confidence == "high"
 
 
 def test_together_is_never_more_than_the_sum_nor_less_than_the_best():

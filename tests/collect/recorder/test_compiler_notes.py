@@ -122,7 +122,7 @@ def test_an_input_belongs_to_what_alone_uses_it():
     assert (second.stack, second.shape) == (None, None)
 
 
-def noted(folder, *, has_file=True):
+def noted(monkeypatch, folder, *, has_file=True):
     """Return notes of one compiled frame, whose code is in `folder`."""
     net = Net()
     notes = CompilerNotes(Models())
@@ -130,16 +130,16 @@ def noted(folder, *, has_file=True):
     notes.module_is_traced("1", None, None, net.layers[1])
     notes.graph_is_traced(frame, graph_of({"nn_module_stack": {"1": None}}))
     compiled = SimpleNamespace(cache_key="code", _fx_graph_cache_key="key", fx_kwargs={})
+    path = folder / "code.py"
+    monkeypatch.setattr("torch._inductor.codecache.get_path", lambda *name: ("", "", str(path)))
     notes.code_is_loaded(None, compiled)
-    (code,) = notes._codes.values()
-    code.path = folder / "code.py"
     if has_file:
-        code.path.write_text("def call(): pass")
+        path.write_text("def call(): pass")
     return net, notes
 
 
-def test_notes_hold_the_code_its_keys_and_the_names_of_its_modules(tmp_path):
-    _net, notes = noted(tmp_path)
+def test_notes_hold_the_code_its_keys_and_the_names_of_its_modules(monkeypatch, tmp_path):
+    _net, notes = noted(monkeypatch, tmp_path)
     notes.write(tmp_path)
     with gzip.open(tmp_path / "compiled.json.gz") as file:
         (code,) = json.load(file)["codes"]
@@ -149,8 +149,8 @@ def test_notes_hold_the_code_its_keys_and_the_names_of_its_modules(tmp_path):
     assert notes.caveats() == []
 
 
-def test_code_that_is_gone_is_left_out(tmp_path):
-    _net, notes = noted(tmp_path, has_file=False)
+def test_code_that_is_gone_is_left_out(monkeypatch, tmp_path):
+    _net, notes = noted(monkeypatch, tmp_path, has_file=False)
     notes.write(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -159,7 +159,7 @@ def test_notes_that_cannot_be_written_are_said_and_leave_nothing(tmp_path, monke
     def full(*arguments, **options):
         raise OSError("no space left")
 
-    _net, notes = noted(tmp_path)
+    _net, notes = noted(monkeypatch, tmp_path)
     monkeypatch.setattr(json, "dump", full)
     notes.write(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["code.py"]

@@ -11,8 +11,8 @@ pytestmark = pytest.mark.slow
 
 from kprof.collect.recorder.kprof_recorder.capture import (  # noqa: E402
     Capture,
-    _detaching,
-    _is_complete,
+    detaching,
+    is_complete,
 )
 from kprof.collect.recorder.kprof_recorder.named_ranges import TorchRange  # noqa: E402
 from kprof.collect.recorder.kprof_recorder.quiet import Quiet  # noqa: E402
@@ -171,14 +171,14 @@ def test_a_range_is_not_ended_in_another_trace_than_it_began_in(tmp_path):
 def test_a_trace_without_its_end_is_noticed(tmp_path):
     trace = tmp_path / "window-0.json"
     trace.write_text('{"traceEvents": [\n{"ph": "X"}\n]}\n')
-    assert _is_complete(trace)
+    assert is_complete(trace)
     trace.write_text('{"traceEvents": [\n{"ph": "X", "name": "aten::')
-    assert not _is_complete(trace)
+    assert not is_complete(trace)
 
 
 def detached(monkeypatch, cuda):
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    with _detaching():
+    with detaching():
         inside = os.environ.get("TEARDOWN_CUPTI")
     return inside, os.environ.get("TEARDOWN_CUPTI")
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -235,7 +236,7 @@ def test_no_window_begins_while_a_graph_is_captured(tmp_path, monkeypatch):
 def test_a_failure_of_the_timer_is_told_and_is_none_of_the_workload(tmp_path, monkeypatch):
     clock = Clock(tmp_path, monkeypatch, Schedule("A", **QUICK))
     clock.train(5)
-    monkeypatch.setattr(clock.timer, "_step_begins", lambda: 1 / 0)
+    monkeypatch.setattr(trial, "is_capturing_a_graph", lambda: 1 / 0)
     clock.train(5)
     assert "ZeroDivisionError" in clock.lines("problem")[0]["text"]
     assert clock.timer.is_broken
@@ -270,7 +271,9 @@ def test_a_window_on_a_gpu_lasts_from_idle_to_idle(tmp_path, monkeypatch):
     reset = []
     monkeypatch.setattr(trial.torch.cuda, "reset_peak_memory_stats", reset.append)
     monkeypatch.setattr(trial.torch.cuda, "max_memory_allocated", lambda device: 10 + device)
-    monkeypatch.setattr(trial, "_gpus", lambda: [{"number": 0, "name": "H200", "uuid": ""}])
+    monkeypatch.setattr(trial.torch.cuda, "current_device", lambda: 0)
+    gpu = SimpleNamespace(name="H200")
+    monkeypatch.setattr(trial.torch.cuda, "get_device_properties", lambda number: gpu)
     monkeypatch.setattr(trial, "is_capturing_a_graph", lambda: False)
     clock.train(20)
     window = clock.lines("window")[0]

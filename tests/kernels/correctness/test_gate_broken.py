@@ -88,17 +88,19 @@ def test_an_error_that_leaves_the_gpu_working_is_a_result_like_another():
 
 @pytest.mark.parametrize("names", [["rmsnorm", "softmax", "rope"], ["rope", "rmsnorm"]])
 def test_kernels_after_one_that_broke_the_gpu_are_checked_in_a_fresh_process(monkeypatch, names):
-    def checked(kernel, *others):
+    def checked(subject, asked):
         levels = tuple(not_run(name, "not asked for") for name in LEVELS)
-        return GateReport(kernel.name, levels, (), is_gpu_broken=kernel.name == "rmsnorm")
+        is_broken = subject.name.startswith("rmsnorm")
+        return GateReport(subject.name, levels, (), is_gpu_broken=is_broken)
 
     afresh = []
-    monkeypatch.setattr(kernels, "_device_to_check_on", lambda: "cuda")
-    monkeypatch.setattr(kernels, "_checked", checked)
-    monkeypatch.setattr(
-        kernels,
-        "_check_in_a_fresh_process",
-        lambda rest, *more: [afresh.append(rest), checked(kernels._named(rest)[0])][1:],
-    )
+    monkeypatch.setattr(kernels, "device_to_check_on", lambda: "cuda")
+    monkeypatch.setattr("kprof.kernels.correctness.check", checked)
+
+    def check_in_fresh_process(rest, *more):
+        afresh.append(rest)
+        return []
+
+    monkeypatch.setattr(kernels, "check_in_fresh_process", check_in_fresh_process)
     kernels.check_kernels(names, None)
     assert afresh == ([["softmax", "rope"]] if names[0] == "rmsnorm" else [])

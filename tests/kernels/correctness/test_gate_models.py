@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from kprof.kernels.correctness import Curve, Generation, Model, check
-from kprof.kernels.correctness.check import _training
 from kprof.kernels.correctness.model_levels import (
     check_generation,
     check_layers,
@@ -377,7 +376,7 @@ def test_more_runs_of_the_replaced_code_are_asked_for_where_one_cannot_tell():
         asked.append(arm)
         return curve(next(own) if arm == "again" else next(ends[arm]))
 
-    level = _training(Model("a model", train=train))
+    level = check(None, ["L6"], model=Model("a model", train=train))["L6"]
     assert (level.state, asked.count("again")) == ("failed", 3)
 
 
