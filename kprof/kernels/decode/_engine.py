@@ -1,0 +1,438 @@
+"""Buffers, launches and CUDA graphs of the decoding of one model, for a batch and a length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from kprof.kernels.decode import _reference, _step
+from kprof.kernels.decode._model import Decoder, Layer, Weight
+from kprof.kernels.runtime import IS_INTERPRETED, next_power_of_two, num_sms
+
+# log2(e): powers are of 2 in the kernels.
+LOG2_E = 1.4426950408889634
+# Steps of a graph. A graph of many has fewer borders, over which no loads are ahead.
+STEPS_OF_GRAPH = 8
+# Prompts up to this length are padded to few lengths, each with a graph. Longer ones keep a GPU
+# busy without.
+MOST_CAPTURED = 1_024
+# Keys that a CTA attends to at least; the least length of a cache.
+LEAST_KEYS = 64
+LEAST_LENGTH = 512
+MOST_SPLITS = 32
+MOST_STOPS = 16
+# Entries of a sequence's state that the host writes.
+SLOT, STEP, IS_FINISHED, START, PADDING = 0, 1, 2, 3, 4
+UNWRITTEN = -1
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The shape of a CTA of a matrix-vector product."""
+
+    rows: int
+    warps: int
+    ahead: int
+    """Tiles that are loaded before the wait."""
+    tiles: int = 1
+
+    def block(self, columns: int) -> int:
+        """Return the inputs of a tile: 16 bytes a thread in 16 bits, fewer for short vectors."""
+        return min(256 * self.warps, next_power_of_two(columns))
+
+    def num_chunks(self, columns: int) -> int:
+        """Return how many tiles cover all inputs."""
+        return -(-columns // self.block(columns))
+
+
+class Tilings(NamedTuple):
+    """The tilings of the products of a step."""
+
+    qkv: Tiling
+    o: Tiling
+    gated: Tiling
+    down: Tiling
+    head: Tiling
+
+
+def tiling_of(columns: int, *, num_weights: int = 1, batch: int = 1) -> Tiling:
+    """Return a tiling of so many inputs: at most 16 loads of 16 bytes in a thread."""
+    warps = 4 if columns <= 4_096 and batch <= 2 else 8
+    warps = min(warps, max(1, next_power_of_two(columns) // 256))
+    chunks = Tiling(1, warps, 1).num_chunks(columns)
+    rows = max(1, 16 // (chunks * num_weights))
+    rows = 1 << (rows.bit_length() - 1)
+    return Tiling(min(rows, 16), warps, ahead=chunks)
+
+
+def tilings_of(decoder: Decoder, batch: int) -> Tilings:
+    """Return the tilings for a model."""
+    hidden, inner = decoder.hidden, decoder.inner
+    attended = decoder.heads * decoder.group * decoder.dim
+    qkv = tiling_of(hidden, batch=batch)
+    head = tiling_of(hidden, batch=batch)
+    if batch == 1:
+        rows = max(1, head.rows // 2)
+        head = replace(head, rows=rows, tiles=8, ahead=2 * head.num_chunks(hidden))
+    return Tilings(
+        qkv=qkv,
+        o=tiling_of(attended, batch=batch),
+        gated=tiling_of(hidden, num_weights=2, batch=batch),
+        down=tiling_of(inner, batch=batch),
+        head=head,
+    )
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen; the defaults choose the most likely one."""
+
+    is_sampled: bool = False
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+
+GREEDY = Sampling()
+
+
+class Engine:
+    """Decodes with one model: its cache, its buffers and its graphs."""
+
+    def __init__(
+        self, decoder: Decoder, batch: int, length: int, tilings: Tilings | None = None
+    ) -> None:
+        """Allocate for `batch` sequences of at most `length` tokens."""
+        self.decoder, self.batch = decoder, batch
+        self.length = max(LEAST_LENGTH, next_power_of_two(length))
+        self.tilings = tilings or tilings_of(decoder, batch)
+        device, dtype = decoder.device, decoder.dtype
+        self.is_cuda = device.type == "cuda"
+        # Programmatic dependent launch begins with Hopper.
+        self.pdl = self.is_cuda and torch.cuda.get_device_capability(device) >= (9, 0)
+        self.stream = torch.cuda.Stream(device) if self.is_cuda else None
+
+        def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        heads, group, dim = decoder.heads, decoder.group, decoder.dim
+        shape = (len(decoder.layers), batch, heads, self.length, dim)
+        self.keys, self.values = empty(*shape, dtype=dtype), empty(*shape, dtype=dtype)
+        self.rotations = decoder.rotations(self.length)
+        self.residual = empty(batch, decoder.hidden)
+        self.copy = empty(batch, decoder.hidden, dtype=dtype)
+        self.qkv = empty(batch, (group + 2) * heads * dim)
+        self.attended = empty(batch, group * heads * dim, dtype=dtype)
+        self.gated = empty(batch, decoder.inner, dtype=dtype)
+        self.logits = empty(batch, decoder.vocabulary)
+        head = self.tilings.head
+        self.num_groups = triton.cdiv(decoder.vocabulary, head.rows * head.tiles)
+        self.best = empty(batch, self.num_groups)
+        self.candidates = empty(batch, self.num_groups, dtype=torch.int32)
+        self.chosen = empty(batch, 1, dtype=torch.int32)
+        self.likeliest = torch.zeros(batch, 1, device=device)
+        self.num_splits = min(MOST_SPLITS, max(1, 2 * num_sms(device) // (batch * heads)))
+        self.num_splits = min(self.num_splits, self.length // LEAST_KEYS)
+        self.partial = empty(batch * heads * self.num_splits * group * (dim + 1))
+        self.counter = torch.zeros(batch * heads, dtype=torch.int32, device=device)
+        self.state = torch.zeros(batch, 8, dtype=torch.int32, device=device)
+        self.stops = torch.full((MOST_STOPS,), UNWRITTEN, dtype=torch.int32, device=device)
+        # The GPU writes tokens into memory of the host, which polls it.
+        self.tokens = torch.full((batch, self.length), UNWRITTEN, dtype=torch.int32)
+        if self.is_cuda:
+            self.tokens = self.tokens.pin_memory()
+        self._graphs: dict[Any, torch.cuda.CUDAGraph] = {}
+        self._prompts: dict[tuple[int, bool], tuple[Tensor, Tensor | None]] = {}
+        self._pool = torch.cuda.graph_pool_handle() if self.is_cuda else None
+
+    def begin(self, tokens: Tensor, starts: Tensor | None, stops: list[int], padding: int) -> None:
+        """Read the prompts (B, T), whose padding ends where they start; the next step continues.
+
+        All but the last token are read here. The step of the last one chooses the first new token.
+        """
+        batch, count = tokens.shape
+        self.tokens.fill_(UNWRITTEN)
+        state = torch.zeros(batch, 8, dtype=torch.int32)
+        state[:, SLOT], state[:, PADDING] = count - 1, padding
+        state = state.to(tokens.device, non_blocking=True)
+        if starts is not None:
+            state[:, START] = starts.to(torch.int32)
+        self.state.copy_(state)
+        listed = torch.full((MOST_STOPS,), UNWRITTEN, dtype=torch.int32)
+        listed[: len(stops)] = torch.tensor(stops, dtype=torch.int32)
+        self.stops.copy_(listed, non_blocking=True)
+        if count > 1:
+            self._read(tokens[:, :-1], starts)
+        x = _reference.embedded(tokens[:, -1], self.decoder)
+        self.copy.copy_(x)
+        self.residual.copy_(x)
+
+    def _read(self, tokens: Tensor, starts: Tensor | None) -> None:
+        count = tokens.shape[1]
+        padded = _padded_length(count)
+        if not self.is_cuda or padded > min(MOST_CAPTURED, self.length):
+            self._forward(tokens, starts)
+            return
+        key = (padded, starts is not None)
+        if key not in self._prompts:
+            kept = tokens.new_zeros(self.batch, padded)
+            kept_starts = None if starts is None else starts.clone()
+            self._prompts[key] = kept, kept_starts
+            self._capture(key, lambda: self._forward(kept, kept_starts))
+        kept, kept_starts = self._prompts[key]
+        kept[:, :count].copy_(tokens)
+        if kept_starts is not None and starts is not None:
+            kept_starts.copy_(starts)
+        self._graphs[key].replay()
+
+    def _forward(self, tokens: Tensor, starts: Tensor | None) -> None:
+        with torch.no_grad():
+            _reference.forward(
+                self.decoder, tokens, self.keys, self.values, self.rotations, starts=starts
+            )
+
+    def run(self, count: int, sampling: Sampling = GREEDY) -> None:
+        """Choose `count` more tokens, without waiting for them."""
+        if not self.is_cuda:
+            for _ in range(count):
+                self.step(sampling)
+            return
+        while count:
+            steps = STEPS_OF_GRAPH if count >= STEPS_OF_GRAPH else 1
+            key = (sampling, steps)
+            if key not in self._graphs:
+                self._capture_steps(key, sampling, steps)
+            self._graphs[key].replay()
+            count -= steps
+
+    def _capture_steps(self, key: Any, sampling: Sampling, steps: int) -> None:
+        """Capture steps; the warm-up changes the state, which is restored."""
+        kept = [one.clone() for one in (self.state, self.residual, self.copy)]
+        host = self.tokens.clone()
+
+        def work() -> None:
+            for _ in range(steps):
+                self.step(sampling)
+
+        self._capture(key, work, lambda: self.step(sampling))
+        torch.cuda.current_stream().synchronize()
+        for one, before in zip((self.state, self.residual, self.copy), kept, strict=True):
+            one.copy_(before)
+        self.tokens.copy_(host)
+
+    def _capture(
+        self, key: Any, work: Callable[[], None], warm_up: Callable[[], None] | None = None
+    ) -> None:
+        """Capture `work` on the current stream, which is not the default one."""
+        (warm_up or work)()
+        torch.cuda.current_stream().synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=torch.cuda.current_stream()):
+            work()
+        self._graphs[key] = graph
+
+    def step(self, sampling: Sampling = GREEDY) -> None:
+        """Launch the kernels of one step."""
+        for index, layer in enumerate(self.decoder.layers):
+            self.launch_qkv(layer)
+            self.launch_attention(layer, index)
+            self.launch_added(layer.o, self.attended, self.tilings.o)
+            self.launch_gated(layer)
+            self.launch_added(layer.down, self.gated, self.tilings.down)
+        self.launch_head(keeps_logits=sampling.is_sampled)
+        if sampling.is_sampled:
+            self.chosen.copy_(sampled(self.logits, sampling))
+            self.launch_next(self.likeliest, self.chosen)
+        else:
+            self.launch_next(self.best, self.candidates)
+
+    def _launch_linear(
+        self,
+        x: Tensor,
+        gain: Tensor | None,
+        weights: tuple[Weight, ...],
+        y: Tensor,
+        tiling: Tiling,
+    ) -> None:
+        """Multiply x by weights; into y with a norm, or added to it without."""
+        columns = x.shape[1]
+        sizes = [one.weight.shape[0] for one in weights] + [0] * (3 - len(weights))
+        matrices = [one.weight for one in weights] + [weights[0].weight] * (3 - len(weights))
+        biases = [x if one.bias is None else one.bias for one in weights]
+        biases += [x] * (3 - len(weights))
+        grid = sum(triton.cdiv(size, tiling.rows) for size in sizes)
+        _step.linear_kernel[(grid,)](
+            x,
+            x if gain is None else gain,
+            *matrices,
+            *biases,
+            y,
+            self.copy,
+            *sizes,
+            self.decoder.eps,
+            K=columns,
+            BLOCK=tiling.block(columns),
+            ROWS=tiling.rows,
+            AHEAD=tiling.ahead,
+            BATCH=self.batch,
+            HAS_NORM=gain is not None,
+            ADD_ONE=self.decoder.adds_one,
+            IS_STACKED=len(weights) > 1,
+            HAS_BIAS=weights[0].bias is not None,
+            IS_ADDED=gain is None,
+            **self._options(tiling.warps),
+        )
+
+    def _options(self, warps: int) -> dict[str, Any]:
+        options: dict[str, Any] = {"PDL": self.pdl, "num_warps": warps}
+        return {**options, "launch_pdl": True} if self.pdl else options
+
+    def launch_qkv(self, layer: Layer) -> None:
+        """Normalise the residual stream and project it to queries, keys and values."""
+        weights = (layer.q, layer.k, layer.v)
+        gain = layer.before_attention
+        self._launch_linear(self.copy, gain, weights, self.qkv, self.tilings.qkv)
+
+    def launch_added(self, weight: Weight, x: Tensor, tiling: Tiling) -> None:
+        """Add the product of x to the residual stream."""
+        self._launch_linear(x, None, (weight,), self.residual, tiling)
+
+    def launch_attention(self, layer: Layer, index: int) -> None:
+        """Append to the cache of a layer, and attend to it."""
+        decoder = self.decoder
+        norms = (layer.q_norm, layer.k_norm)
+        gains = [self.qkv if one is None else one for one in norms]
+        _step.attend_kernel[(self.num_splits, decoder.heads, self.batch)](
+            self.qkv,
+            *self.rotations,
+            *gains,
+            self.keys[index],
+            self.values[index],
+            self.attended,
+            self.partial,
+            self.counter,
+            self.state,
+            self.length,
+            decoder.scale * LOG2_E,
+            decoder.eps,
+            layer.window or 0,
+            HEADS=decoder.heads,
+            GROUP=decoder.group,
+            DIM=decoder.dim,
+            ROWS=16,
+            BLOCK=32 if decoder.dim > 128 else LEAST_KEYS,
+            LEAST=LEAST_KEYS,
+            MERGED_ROWS=next_power_of_two(decoder.group),
+            MERGED=min(next_power_of_two(self.num_splits), max(1, 1024 // decoder.dim)),
+            HAS_NORM=layer.q_norm is not None,
+            ADD_ONE=decoder.adds_one,
+            HAS_WINDOW=layer.window is not None,
+            **self._options(4),
+        )
+
+    def launch_gated(self, layer: Layer) -> None:
+        """Normalise the residual stream, and compute the inner activations of the MLP."""
+        decoder, tiling = self.decoder, self.tilings.gated
+        biases = [self.copy if one.bias is None else one.bias for one in (layer.gate, layer.up)]
+        _step.gated_kernel[(triton.cdiv(decoder.inner, tiling.rows),)](
+            self.copy,
+            layer.before_mlp,
+            layer.gate.weight,
+            layer.up.weight,
+            *biases,
+            self.gated,
+            decoder.inner,
+            decoder.eps,
+            K=decoder.hidden,
+            BLOCK=tiling.block(decoder.hidden),
+            ROWS=tiling.rows,
+            AHEAD=tiling.ahead,
+            BATCH=self.batch,
+            ADD_ONE=decoder.adds_one,
+            HAS_BIAS=layer.gate.bias is not None,
+            ACTIVATION=decoder.activation,
+            **self._options(tiling.warps),
+        )
+
+    def launch_head(self, *, keeps_logits: bool) -> None:
+        """Compute the logits, and the largest of each CTA."""
+        decoder, tiling = self.decoder, self.tilings.head
+        _step.head_kernel[(self.num_groups,)](
+            self.copy,
+            decoder.norm,
+            decoder.head.weight,
+            self.logits,
+            self.best,
+            self.candidates,
+            decoder.vocabulary,
+            decoder.eps,
+            1.0,
+            K=decoder.hidden,
+            BLOCK=tiling.block(decoder.hidden),
+            ROWS=tiling.rows,
+            TILES=tiling.tiles,
+            AHEAD=tiling.ahead,
+            BATCH=self.batch,
+            HAS_NORM=True,
+            ADD_ONE=decoder.adds_one,
+            HAS_CAP=False,
+            KEEPS_LOGITS=keeps_logits,
+            **self._options(tiling.warps),
+        )
+
+    def launch_next(self, best: Tensor, candidates: Tensor) -> None:
+        """Choose the tokens, and read their embeddings."""
+        decoder, num_groups = self.decoder, best.shape[1]
+        _step.next_token_kernel[(self.batch,)](
+            best,
+            candidates,
+            self.tokens,
+            decoder.embedding,
+            self.residual,
+            self.copy,
+            self.state,
+            self.stops,
+            num_groups,
+            self.length,
+            self.tokens.shape[1],
+            decoder.embedding_scale,
+            K=decoder.hidden,
+            BLOCK=min(2_048, next_power_of_two(decoder.hidden)),
+            GROUPS=next_power_of_two(num_groups),
+            STOPS=MOST_STOPS,
+            **self._options(8),
+        )
+
+
+def _padded_length(count: int) -> int:
+    """Return the length that a prompt is padded to: four lengths between powers of two."""
+    step = max(16, next_power_of_two(count) // 8)
+    return -(-count // step) * step
+
+
+def sampled(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Return a random token of each row, (B, 1), as the logits processors of Hugging Face filter.
+
+    The largest of p / e, with e exponentially distributed, is distributed as p.
+    """
+    scores = logits / sampling.temperature
+    tokens = None
+    if sampling.top_k or sampling.top_p < 1.0:
+        count = min(sampling.top_k or scores.shape[-1], scores.shape[-1])
+        scores, tokens = torch.topk(scores, count, dim=-1)
+    shares = torch.softmax(scores, dim=-1)
+    if sampling.top_p < 1.0:
+        # Of the tokens before each; the first is always kept.
+        before = shares.cumsum(dim=-1) - shares
+        is_kept = before < sampling.top_p
+        shares = shares * is_kept
+    chosen = (shares / torch.empty_like(shares).exponential_()).argmax(dim=-1, keepdim=True)
+    return chosen if tokens is None else tokens.gather(-1, chosen)
+
+
+__all__ = ["IS_INTERPRETED", "Engine", "Sampling", "Tiling", "Tilings"]

@@ -1,0 +1,515 @@
+"""The kernels of one decode step in Triton: matrix-vector products, attention, the next token.
+
+A step is memory-bound: it reads every weight once. So each kernel loads its first weights before it
+waits for the kernel before it (programmatic dependent launch), and the loads of one kernel overlap
+the end of another. CTAs are small, so those of the next kernel start as soon as one ends, and a
+grid that is no multiple of the SMs costs nothing.
+
+The residual stream is in float32, with a copy in the dtype of the model as the input of norms.
+A norm scales the sums at the end: mean square and products are summed over the same loads.
+
+B batch, N outputs, K inputs, R rows of weights in a tile, H key heads, M query heads of a key head,
+L slots of the cache, D columns of a head, S splits of a sequence.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kprof.kernels.tiles.online_softmax import finish, merge, store_part, weigh
+from kprof.kernels.tiles.splits import is_last_to_arrive, part_length
+
+# Entries of a sequence's state, int32.
+SLOT = tl.constexpr(0)
+STEP = tl.constexpr(1)
+IS_FINISHED = tl.constexpr(2)
+START = tl.constexpr(3)
+PADDING = tl.constexpr(4)
+STATE_SIZE = tl.constexpr(8)
+# Inputs that a thread loads together, 16 bytes of them in 16 bits.
+VECTOR = tl.constexpr(8)
+
+
+@triton.jit
+def _weights(w, row_R, K: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr) -> tl.tensor:
+    """Return a tile of weights; they are read once, so they leave the caches first."""
+    column_K = CHUNK * BLOCK + tl.arange(0, BLOCK)
+    at_RK = row_R[:, None] * K + column_K[None, :]
+    if (CHUNK + 1) * BLOCK <= K:
+        tile_RK = tl.load(w + at_RK, eviction_policy="evict_first")
+    else:
+        is_there_RK = (column_K < K)[None, :]
+        tile_RK = tl.load(w + at_RK, is_there_RK, other=0.0, eviction_policy="evict_first")
+    return tile_RK
+
+
+@triton.jit
+def _inputs(x, K: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr) -> tl.tensor:
+    """Return a chunk of a vector, (1, BLOCK), in the layout of a tile of weights.
+
+    Other CTAs have written it: the load bypasses L1.
+    """
+    column_1K = CHUNK * BLOCK + tl.arange(0, BLOCK)[None, :]
+    if (CHUNK + 1) * BLOCK <= K:
+        chunk_1K = tl.load(x + column_1K, cache_modifier=".cg")
+    else:
+        chunk_1K = tl.load(x + column_1K, column_1K < K, other=0.0, cache_modifier=".cg")
+    return chunk_1K.to(tl.float32)
+
+
+@triton.jit
+def _gain(
+    gain, K: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, ADD_ONE: tl.constexpr
+) -> tl.tensor:
+    """Return a chunk of the weight of a norm."""
+    chunk_1K = _inputs(gain, K, BLOCK, CHUNK)
+    return chunk_1K + 1.0 if ADD_ONE else chunk_1K
+
+
+@triton.jit
+def _sums(product_RK) -> tl.tensor:
+    """Return the sums that each thread can take alone: over its own vector of inputs."""
+    R: tl.constexpr = product_RK.shape[0]
+    K: tl.constexpr = product_RK.shape[1]
+    return tl.sum(product_RK.reshape([R, K // VECTOR, VECTOR]), axis=2)
+
+
+@triton.jit
+def _inverse_rms(square_1K, eps, K: tl.constexpr) -> tl.tensor:
+    return tl.rsqrt(tl.sum(square_1K) / K + eps)
+
+
+@triton.jit
+def linear_kernel(
+    x_BK,
+    gain_K,
+    w0_NK,
+    w1_NK,
+    w2_NK,
+    bias0_N,
+    bias1_N,
+    bias2_N,
+    y_BN,
+    copy_BN,
+    n0,
+    n1,
+    n2,
+    eps,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    AHEAD: tl.constexpr,
+    BATCH: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    ADD_ONE: tl.constexpr,
+    IS_STACKED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    IS_ADDED: tl.constexpr,
+    PDL: tl.constexpr,
+) -> None:
+    """Multiply x, normalised or not, by up to three weights; store the result, or add it to y.
+
+    A CTA has ROWS outputs. AHEAD: tiles that are loaded before the wait.
+    """
+    if PDL:
+        gdc_launch_dependents()
+    CHUNKS: tl.constexpr = (K + BLOCK - 1) // BLOCK
+    block = tl.program_id(0)
+    w, bias, n, offset = w0_NK, bias0_N, n0, n0 * 0
+    if IS_STACKED:
+        num0, num1 = tl.cdiv(n0, ROWS), tl.cdiv(n1, ROWS)
+        if block >= num0 + num1:
+            w, bias, n, offset = w2_NK, bias2_N, n2, n0 + n1
+            block -= num0 + num1
+        elif block >= num0:
+            w, bias, n, offset = w1_NK, bias1_N, n1, n0
+            block -= num0
+    first = block * ROWS
+    base = w + first.to(tl.int64) * K
+    # Rows behind the end repeat the last one, and are not stored.
+    row_R = tl.minimum(tl.arange(0, ROWS), n - 1 - first)
+    is_row_R = tl.arange(0, ROWS) + first < n
+    tiles = ()
+    for chunk in tl.static_range(CHUNKS):
+        if chunk < AHEAD:
+            tiles = tiles + (_weights(base, row_R, K, BLOCK, chunk),)  # noqa: RUF005
+    if PDL:
+        gdc_wait()
+    for b in tl.static_range(BATCH):
+        x = x_BK + b * K
+        inputs = ()
+        for chunk in tl.static_range(CHUNKS):
+            inputs = inputs + (_inputs(x, K, BLOCK, chunk),)  # noqa: RUF005
+        sum_RK = tl.zeros([ROWS, BLOCK // VECTOR], tl.float32)
+        square_1K = tl.zeros([1, BLOCK // VECTOR], tl.float32)
+        for chunk in tl.static_range(CHUNKS):
+            if b == 0 and chunk + AHEAD < CHUNKS:
+                tiles = tiles + (_weights(base, row_R, K, BLOCK, chunk + AHEAD),)  # noqa: RUF005
+            x_1K = inputs[chunk]
+            if HAS_NORM:
+                square_1K += _sums(x_1K * x_1K)
+                x_1K *= _gain(gain_K, K, BLOCK, chunk, ADD_ONE)
+            sum_RK += _sums(tiles[chunk].to(tl.float32) * x_1K)
+        value_R = tl.sum(sum_RK, axis=1)
+        if HAS_NORM:
+            value_R *= _inverse_rms(square_1K, eps, K)
+        if HAS_BIAS:
+            value_R += tl.load(bias + first + row_R).to(tl.float32)
+        at_R = b * (n0 + n1 + n2) + offset + first + tl.arange(0, ROWS)
+        if IS_ADDED:
+            value_R += tl.load(y_BN + at_R, is_row_R, other=0.0, cache_modifier=".cg")
+            tl.store(copy_BN + at_R, value_R.to(copy_BN.dtype.element_ty), is_row_R)
+        tl.store(y_BN + at_R, value_R, is_row_R)
+
+
+@triton.jit
+def _activated(x, ACTIVATION: tl.constexpr) -> tl.tensor:
+    if ACTIVATION == "silu":
+        y = x * tl.sigmoid(x)
+    elif ACTIVATION == "gelu":
+        y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    else:
+        # tanh(u) = 2 sigmoid(2 u) - 1, of the approximation of GELU by tanh.
+        y = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    return y
+
+
+@triton.jit
+def gated_kernel(
+    x_BK,
+    gain_K,
+    gate_NK,
+    up_NK,
+    gate_bias_N,
+    up_bias_N,
+    y_BN,
+    n,
+    eps,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    AHEAD: tl.constexpr,
+    BATCH: tl.constexpr,
+    ADD_ONE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    PDL: tl.constexpr,
+) -> None:
+    """Store act(gate(norm(x))) * up(norm(x)); a CTA has ROWS outputs."""
+    if PDL:
+        gdc_launch_dependents()
+    CHUNKS: tl.constexpr = (K + BLOCK - 1) // BLOCK
+    first = tl.program_id(0) * ROWS
+    start = first.to(tl.int64) * K
+    row_R = tl.minimum(tl.arange(0, ROWS), n - 1 - first)
+    is_row_R = tl.arange(0, ROWS) + first < n
+    gates = ()
+    ups = ()
+    for chunk in tl.static_range(CHUNKS):
+        if chunk < AHEAD:
+            gates = gates + (_weights(gate_NK + start, row_R, K, BLOCK, chunk),)  # noqa: RUF005
+            ups = ups + (_weights(up_NK + start, row_R, K, BLOCK, chunk),)  # noqa: RUF005
+    if PDL:
+        gdc_wait()
+    for b in tl.static_range(BATCH):
+        x = x_BK + b * K
+        inputs = ()
+        for chunk in tl.static_range(CHUNKS):
+            inputs = inputs + (_inputs(x, K, BLOCK, chunk),)  # noqa: RUF005
+        gate_RK = tl.zeros([ROWS, BLOCK // VECTOR], tl.float32)
+        up_RK = tl.zeros([ROWS, BLOCK // VECTOR], tl.float32)
+        square_1K = tl.zeros([1, BLOCK // VECTOR], tl.float32)
+        for chunk in tl.static_range(CHUNKS):
+            if b == 0 and chunk + AHEAD < CHUNKS:
+                later: tl.constexpr = chunk + AHEAD
+                gates = gates + (_weights(gate_NK + start, row_R, K, BLOCK, later),)  # noqa: RUF005
+                ups = ups + (_weights(up_NK + start, row_R, K, BLOCK, later),)  # noqa: RUF005
+            x_1K = inputs[chunk]
+            square_1K += _sums(x_1K * x_1K)
+            x_1K *= _gain(gain_K, K, BLOCK, chunk, ADD_ONE)
+            gate_RK += _sums(gates[chunk].to(tl.float32) * x_1K)
+            up_RK += _sums(ups[chunk].to(tl.float32) * x_1K)
+        scale = _inverse_rms(square_1K, eps, K)
+        gate_R = tl.sum(gate_RK, axis=1) * scale
+        up_R = tl.sum(up_RK, axis=1) * scale
+        if HAS_BIAS:
+            gate_R += tl.load(gate_bias_N + first + row_R).to(tl.float32)
+            up_R += tl.load(up_bias_N + first + row_R).to(tl.float32)
+        y_R = _activated(gate_R, ACTIVATION) * up_R
+        at_R = b * n + first + tl.arange(0, ROWS)
+        tl.store(y_BN + at_R, y_R.to(y_BN.dtype.element_ty), is_row_R)
+
+
+@triton.jit
+def head_kernel(
+    x_BK,
+    gain_K,
+    w_NK,
+    logits_BN,
+    best_BG,
+    token_BG,
+    n,
+    eps,
+    cap,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILES: tl.constexpr,
+    AHEAD: tl.constexpr,
+    BATCH: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    ADD_ONE: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    KEEPS_LOGITS: tl.constexpr,
+    PDL: tl.constexpr,
+) -> None:
+    """Compute logits, TILES tiles a CTA, and store the largest of the CTA and its token."""
+    if PDL:
+        gdc_launch_dependents()
+    CHUNKS: tl.constexpr = (K + BLOCK - 1) // BLOCK
+    group = tl.program_id(0)
+    start = group * (ROWS * TILES)
+    base = w_NK + start.to(tl.int64) * K
+    row_R = tl.arange(0, ROWS)
+    last = n - 1 - start
+    tiles = ()
+    for step in tl.static_range(TILES * CHUNKS):
+        if step < AHEAD:
+            at_R = tl.minimum(row_R + (step // CHUNKS) * ROWS, last)
+            tiles = tiles + (_weights(base, at_R, K, BLOCK, step % CHUNKS),)  # noqa: RUF005
+    if PDL:
+        gdc_wait()
+    for b in tl.static_range(BATCH):
+        x = x_BK + b * K
+        inputs = ()
+        square_1K = tl.zeros([1, BLOCK // VECTOR], tl.float32)
+        for chunk in tl.static_range(CHUNKS):
+            x_1K = _inputs(x, K, BLOCK, chunk)
+            if HAS_NORM:
+                square_1K += _sums(x_1K * x_1K)
+                x_1K *= _gain(gain_K, K, BLOCK, chunk, ADD_ONE)
+            inputs = inputs + (x_1K,)  # noqa: RUF005
+        scale = _inverse_rms(square_1K, eps, K) if HAS_NORM else 1.0
+        best = float("-inf")
+        token = start
+        for tile in tl.static_range(TILES):
+            sum_RK = tl.zeros([ROWS, BLOCK // VECTOR], tl.float32)
+            for chunk in tl.static_range(CHUNKS):
+                later: tl.constexpr = tile * CHUNKS + chunk + AHEAD
+                if b == 0 and later < TILES * CHUNKS:
+                    at_R = tl.minimum(row_R + (later // CHUNKS) * ROWS, last)
+                    tiles = tiles + (  # noqa: RUF005
+                        _weights(base, at_R, K, BLOCK, later % CHUNKS),
+                    )
+                weights_RK = tiles[tile * CHUNKS + chunk].to(tl.float32)
+                sum_RK += _sums(weights_RK * inputs[chunk])
+            logit_R = tl.sum(sum_RK, axis=1) * scale
+            if HAS_CAP:
+                logit_R = cap * (2.0 * tl.sigmoid(2.0 * logit_R / cap) - 1.0)
+            at_R = row_R + (start + tile * ROWS)
+            if KEEPS_LOGITS:
+                tl.store(logits_BN + b * n.to(tl.int64) + at_R, logit_R, at_R < n)
+            logit_R = tl.where(at_R < n, logit_R, float("-inf"))
+            largest, place = tl.max(logit_R, axis=0, return_indices=True)
+            token = tl.where(largest > best, start + tile * ROWS + place, token)
+            best = tl.maximum(largest, best)
+        at = b * tl.num_programs(0) + group
+        tl.store(best_BG + at, best)
+        tl.store(token_BG + at, tl.minimum(token, n - 1))
+
+
+@triton.jit
+def _rotated(
+    x, gain_D, cos_D, sin_D, row_M, eps, DIM: tl.constexpr, HAS_NORM: tl.constexpr, ADD_ONE
+) -> tl.tensor:
+    """Return rows of D columns at x with their positions in them, normalised before if asked."""
+    column_D = tl.arange(0, DIM)
+    # The other of each pair of columns that are rotated together.
+    other_D = (column_D + DIM // 2) % DIM
+    x_MD = tl.load(x + row_M[:, None] * DIM + column_D[None, :], cache_modifier=".cg")
+    other_MD = tl.load(x + row_M[:, None] * DIM + other_D[None, :], cache_modifier=".cg")
+    if HAS_NORM:
+        scale_M = tl.rsqrt(tl.sum(x_MD * x_MD, axis=1) / DIM + eps)
+        gain = tl.load(gain_D + column_D).to(tl.float32)
+        other_gain = tl.load(gain_D + other_D).to(tl.float32)
+        if ADD_ONE:
+            gain += 1.0
+            other_gain += 1.0
+        x_MD *= scale_M[:, None] * gain[None, :]
+        other_MD *= scale_M[:, None] * other_gain[None, :]
+    signed_D = tl.where(column_D < DIM // 2, -sin_D, sin_D)
+    return x_MD * cos_D[None, :] + other_MD * signed_D[None, :]
+
+
+@triton.jit
+def attend_kernel(
+    qkv_BN,
+    cos_LD,
+    sin_LD,
+    q_gain_D,
+    k_gain_D,
+    k_BHLD,
+    v_BHLD,
+    y_BHMD,
+    partial,
+    counter,
+    state_BS,
+    length,
+    scale,
+    eps,
+    window,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LEAST: tl.constexpr,
+    MERGED_ROWS: tl.constexpr,
+    MERGED: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    ADD_ONE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    PDL: tl.constexpr,
+) -> None:
+    """Rotate a token's query and key, append key and value to the cache, and attend.
+
+    A CTA has a split of the keys of one key head; the split with the last keys has the new one.
+    The scale contains log2(e).
+    """
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    split, head, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    state = state_BS + b * STATE_SIZE
+    slot = tl.load(state + SLOT, cache_modifier=".cg")
+    start = tl.load(state + START, cache_modifier=".cg")
+    oldest = tl.maximum(start, slot + 1 - window) if HAS_WINDOW else start
+    count = slot - oldest
+    each = part_length(count, tl.num_programs(0), BLOCK, LEAST)
+    num_used = tl.maximum(tl.cdiv(count, each), 1)
+    if split < num_used:
+        column_D = tl.arange(0, DIM)
+        row_M = tl.arange(0, ROWS)
+        position = slot - start
+        cos_D = tl.load(cos_LD + position * DIM + column_D)
+        sin_D = tl.load(sin_LD + position * DIM + column_D)
+        qkv = qkv_BN + b * ((GROUP + 2) * HEADS * DIM)
+        # Rows behind the last query head repeat it, and are not stored.
+        q_row_M = head * GROUP + tl.minimum(row_M, GROUP - 1)
+        q_MD = _rotated(qkv, q_gain_D, cos_D, sin_D, q_row_M, eps, DIM, HAS_NORM, ADD_ONE)
+        q_MD = q_MD.to(k_BHLD.dtype.element_ty)
+        cache = (b * HEADS + head).to(tl.int64) * length * DIM
+        largest_M = tl.full([ROWS], float("-inf"), tl.float32)
+        total_MN = tl.zeros([ROWS, BLOCK], tl.float32)
+        sum_MD = tl.zeros([ROWS, DIM], tl.float32)
+        if split == num_used - 1:
+            new_row = tl.full([1], GROUP * HEADS, tl.int32) + head
+            k_1D = _rotated(qkv, k_gain_D, cos_D, sin_D, new_row, eps, DIM, HAS_NORM, ADD_ONE)
+            v_at_1D = (new_row + HEADS)[:, None] * DIM + column_D[None, :]
+            v_1D = tl.load(qkv + v_at_1D, cache_modifier=".cg")
+            k_1D = k_1D.to(k_BHLD.dtype.element_ty)
+            v_1D = v_1D.to(v_BHLD.dtype.element_ty)
+            at_1D = cache + slot * DIM + column_D[None, :]
+            tl.store(k_BHLD + at_1D, k_1D)
+            tl.store(v_BHLD + at_1D, v_1D)
+            largest_M = tl.sum(q_MD.to(tl.float32) * k_1D.to(tl.float32), axis=1) * scale
+            total_MN += tl.where(tl.arange(0, BLOCK) == 0, 1.0, 0.0)[None, :]
+            sum_MD += v_1D.to(tl.float32)
+        first = oldest + split * each
+        end = tl.minimum(first + each, slot)
+        for at in tl.range(first, end, BLOCK):
+            key_N = at + tl.arange(0, BLOCK)
+            is_key_N = key_N < end
+            at_ND = cache + key_N[:, None] * DIM + column_D[None, :]
+            k_ND = tl.load(k_BHLD + at_ND, is_key_N[:, None], other=0.0)
+            score_MN = tl.dot(q_MD, k_ND.T, input_precision="ieee") * scale
+            score_MN = tl.where(is_key_N[None, :], score_MN, float("-inf"))
+            weight_MN, shrink_M, largest_M, total_MN = weigh(score_MN, largest_M, total_MN)
+            v_ND = tl.load(v_BHLD + at_ND, is_key_N[:, None], other=0.0)
+            sum_MD = sum_MD * shrink_M[:, None]
+            weight_MN = weight_MN.to(v_ND.dtype)
+            sum_MD = tl.dot(weight_MN, v_ND, sum_MD, input_precision="ieee")
+        mean_MD, lse_M = finish(sum_MD, largest_M, tl.sum(total_MN, axis=1))
+        place = b * HEADS + head
+        y = y_BHMD + place * (GROUP * DIM)
+        if num_used == 1:
+            _store_rows(y, mean_MD, GROUP)
+        else:
+            num_places = tl.num_programs(2) * HEADS
+            means = partial + place * tl.num_programs(0) * (GROUP * DIM)
+            # Log-sum-exps lie behind all means.
+            lses = partial + (num_places * DIM + place) * tl.num_programs(0) * GROUP
+            store_part(mean_MD, lse_M, means, lses, split, GROUP)
+            if is_last_to_arrive(counter + place, num_used):
+                mean_RD, _ = merge(means, lses, num_used, GROUP, DIM, MERGED_ROWS, MERGED)
+                _store_rows(y, mean_RD, GROUP)
+
+
+@triton.jit
+def _store_rows(y, mean_MD, GROUP: tl.constexpr) -> None:
+    row_M, column_D = tl.arange(0, mean_MD.shape[0]), tl.arange(0, mean_MD.shape[1])
+    at_MD = row_M[:, None] * mean_MD.shape[1] + column_D[None, :]
+    tl.store(y + at_MD, mean_MD.to(y.dtype.element_ty), (row_M < GROUP)[:, None])
+
+
+@triton.jit
+def next_token_kernel(
+    best_BG,
+    token_BG,
+    tokens_BL,
+    embedding_VK,
+    residual_BK,
+    copy_BK,
+    state_BS,
+    stops_E,
+    num_groups,
+    length,
+    num_kept,
+    embedding_scale,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUPS: tl.constexpr,
+    STOPS: tl.constexpr,
+    PDL: tl.constexpr,
+) -> None:
+    """Choose the token of the largest logit, test whether it stops, and read its embedding.
+
+    A CTA has one sequence. A finished sequence gets the padding token.
+    """
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    b = tl.program_id(0)
+    group_G = tl.arange(0, GROUPS)
+    best_G = tl.load(
+        best_BG + b * num_groups + group_G,
+        group_G < num_groups,
+        other=float("-inf"),
+        cache_modifier=".cg",
+    )
+    _, group = tl.max(best_G, axis=0, return_indices=True)
+    # Logits that are NaN may have any place.
+    group = tl.minimum(group, num_groups - 1)
+    token = tl.load(token_BG + b * num_groups + group, cache_modifier=".cg")
+    state = state_BS + b * STATE_SIZE
+    slot = tl.load(state + SLOT, cache_modifier=".cg")
+    step = tl.load(state + STEP, cache_modifier=".cg")
+    is_finished = tl.load(state + IS_FINISHED, cache_modifier=".cg")
+    token = tl.where(is_finished != 0, tl.load(state + PADDING), token)
+    stop_E = tl.load(stops_E + tl.arange(0, STOPS))
+    is_stop = tl.max((stop_E == token).to(tl.int32), axis=0)
+    tl.store(tokens_BL + b * num_kept + step, token)
+    # A step behind the end of the cache repeats the last slot; its token is not read.
+    tl.store(state + SLOT, tl.minimum(slot + 1, length - 1))
+    tl.store(state + STEP, tl.minimum(step + 1, num_kept - 1))
+    tl.store(state + IS_FINISHED, is_finished | is_stop)
+    embedding = embedding_VK + token.to(tl.int64) * K
+    for start in tl.static_range(0, K, BLOCK):
+        column_K = start + tl.arange(0, BLOCK)
+        is_there_K = column_K < K
+        x_K = tl.load(embedding + column_K, is_there_K, other=0.0)
+        x_K = (x_K.to(tl.float32) * embedding_scale).to(copy_BK.dtype.element_ty)
+        tl.store(copy_BK + b * K + column_K, x_K, is_there_K)
+        tl.store(residual_BK + b * K + column_K, x_K.to(tl.float32), is_there_K)
