@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from kprof.kernels.decode import _reference, _step
 from kprof.kernels.decode._model import Decoder, Layer, Weight
-from kprof.kernels.runtime import IS_INTERPRETED, next_power_of_two, num_sms
+from kprof.kernels.runtime import next_power_of_two, num_sms
 
 # log2(e): powers are of 2 in the kernels.
 LOG2_E = 1.4426950408889634
@@ -27,8 +28,10 @@ LEAST_LENGTH = 512
 MOST_SPLITS = 32
 MOST_STOPS = 16
 # Entries of a sequence's state that the host writes.
-SLOT, STEP, IS_FINISHED, START, PADDING = 0, 1, 2, 3, 4
-UNWRITTEN = -1
+SLOT, START, PADDING, CALL = 0, 3, 4, 5
+STATE_SIZE = 8
+# No token: the rest of a list of stop tokens.
+NONE = -1
 
 
 @dataclass(frozen=True)
@@ -140,15 +143,36 @@ class Engine:
         self.num_splits = min(self.num_splits, self.length // LEAST_KEYS)
         self.partial = empty(batch * heads * self.num_splits * group * (dim + 1))
         self.counter = torch.zeros(batch * heads, dtype=torch.int32, device=device)
-        self.state = torch.zeros(batch, 8, dtype=torch.int32, device=device)
-        self.stops = torch.full((MOST_STOPS,), UNWRITTEN, dtype=torch.int32, device=device)
-        # The GPU writes tokens into memory of the host, which polls it.
-        self.tokens = torch.full((batch, self.length), UNWRITTEN, dtype=torch.int32)
+        self.state = torch.zeros(batch, STATE_SIZE, dtype=torch.int32, device=device)
+        self.stops = torch.full((MOST_STOPS,), NONE, dtype=torch.int32, device=device)
+        # The GPU writes tokens into memory of the host, which polls it. The upper half of a token
+        # is the number of the call: steps that an earlier call launched may still run.
+        self.tokens = torch.zeros(batch, self.length, dtype=torch.int64)
+        self._call = 0
         if self.is_cuda:
             self.tokens = self.tokens.pin_memory()
+        self._seen = self.tokens.numpy()
         self._graphs: dict[Any, torch.cuda.CUDAGraph] = {}
         self._prompts: dict[tuple[int, bool], tuple[Tensor, Tensor | None]] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.is_cuda else None
+
+    @contextmanager
+    def on_stream(self) -> Iterator[None]:
+        """Run on the stream of the engine, behind what the caller's stream has to do.
+
+        Steps that nobody waits for do not delay the caller's stream.
+        """
+        if self.stream is None:
+            yield
+            return
+        self.stream.wait_stream(torch.cuda.current_stream(self.decoder.device))
+        with torch.cuda.stream(self.stream):
+            yield
+
+    def wait(self) -> None:
+        """Let the caller's stream wait for the stream of the engine."""
+        if self.stream is not None:
+            torch.cuda.current_stream(self.decoder.device).wait_stream(self.stream)
 
     def begin(self, tokens: Tensor, starts: Tensor | None, stops: list[int], padding: int) -> None:
         """Read the prompts (B, T), whose padding ends where they start; the next step continues.
@@ -156,14 +180,14 @@ class Engine:
         All but the last token are read here. The step of the last one chooses the first new token.
         """
         batch, count = tokens.shape
-        self.tokens.fill_(UNWRITTEN)
-        state = torch.zeros(batch, 8, dtype=torch.int32)
-        state[:, SLOT], state[:, PADDING] = count - 1, padding
+        self._call += 1
+        state = torch.zeros(batch, STATE_SIZE, dtype=torch.int32)
+        state[:, SLOT], state[:, PADDING], state[:, CALL] = count - 1, padding, self._call
         state = state.to(tokens.device, non_blocking=True)
         if starts is not None:
             state[:, START] = starts.to(torch.int32)
         self.state.copy_(state)
-        listed = torch.full((MOST_STOPS,), UNWRITTEN, dtype=torch.int32)
+        listed = torch.full((MOST_STOPS,), NONE, dtype=torch.int32)
         listed[: len(stops)] = torch.tensor(stops, dtype=torch.int32)
         self.stops.copy_(listed, non_blocking=True)
         if count > 1:
@@ -196,6 +220,14 @@ class Engine:
                 self.decoder, tokens, self.keys, self.values, self.rotations, starts=starts
             )
 
+    def arrived(self, step: int) -> list[int] | None:
+        """Return the tokens of a step of this call; None: not all have arrived."""
+        row = self._seen[:, step]
+        if (row >> 32 != self._call).any():
+            return None
+        tokens: list[int] = (row & 0xFFFFFFFF).tolist()
+        return tokens
+
     def run(self, count: int, sampling: Sampling = GREEDY) -> None:
         """Choose `count` more tokens, without waiting for them."""
         if not self.is_cuda:
@@ -213,7 +245,6 @@ class Engine:
     def _capture_steps(self, key: Any, sampling: Sampling, steps: int) -> None:
         """Capture steps; the warm-up changes the state, which is restored."""
         kept = [one.clone() for one in (self.state, self.residual, self.copy)]
-        host = self.tokens.clone()
 
         def work() -> None:
             for _ in range(steps):
@@ -223,7 +254,6 @@ class Engine:
         torch.cuda.current_stream().synchronize()
         for one, before in zip((self.state, self.residual, self.copy), kept, strict=True):
             one.copy_(before)
-        self.tokens.copy_(host)
 
     def _capture(
         self, key: Any, work: Callable[[], None], warm_up: Callable[[], None] | None = None
@@ -433,6 +463,3 @@ def sampled(logits: Tensor, sampling: Sampling) -> Tensor:
         shares = shares * is_kept
     chosen = (shares / torch.empty_like(shares).exponential_()).argmax(dim=-1, keepdim=True)
     return chosen if tokens is None else tokens.gather(-1, chosen)
-
-
-__all__ = ["IS_INTERPRETED", "Engine", "Sampling", "Tiling", "Tilings"]

@@ -27,6 +27,7 @@ STEP = tl.constexpr(1)
 IS_FINISHED = tl.constexpr(2)
 START = tl.constexpr(3)
 PADDING = tl.constexpr(4)
+CALL = tl.constexpr(5)
 STATE_SIZE = tl.constexpr(8)
 # Inputs that a thread loads together, 16 bytes of them in 16 bits.
 VECTOR = tl.constexpr(8)
@@ -223,9 +224,12 @@ def gated_kernel(
         square_1K = tl.zeros([1, BLOCK // VECTOR], tl.float32)
         for chunk in tl.static_range(CHUNKS):
             if b == 0 and chunk + AHEAD < CHUNKS:
-                later: tl.constexpr = chunk + AHEAD
-                gates = gates + (_weights(gate_NK + start, row_R, K, BLOCK, later),)  # noqa: RUF005
-                ups = ups + (_weights(up_NK + start, row_R, K, BLOCK, later),)  # noqa: RUF005
+                gates = gates + (  # noqa: RUF005
+                    _weights(gate_NK + start, row_R, K, BLOCK, chunk + AHEAD),
+                )
+                ups = ups + (  # noqa: RUF005
+                    _weights(up_NK + start, row_R, K, BLOCK, chunk + AHEAD),
+                )
             x_1K = inputs[chunk]
             square_1K += _sums(x_1K * x_1K)
             x_1K *= _gain(gain_K, K, BLOCK, chunk, ADD_ONE)
@@ -240,6 +244,17 @@ def gated_kernel(
         y_R = _activated(gate_R, ACTIVATION) * up_R
         at_R = b * n + first + tl.arange(0, ROWS)
         tl.store(y_BN + at_R, y_R.to(y_BN.dtype.element_ty), is_row_R)
+
+
+@triton.jit
+def _numbered(
+    w, row_R, last, K: tl.constexpr, BLOCK: tl.constexpr, NUMBER: tl.constexpr
+) -> tl.tensor:
+    """Return one of several tiles: all chunks of some rows come before the next rows."""
+    CHUNKS: tl.constexpr = (K + BLOCK - 1) // BLOCK
+    ROWS: tl.constexpr = row_R.shape[0]
+    at_R = tl.minimum(row_R + (NUMBER // CHUNKS) * ROWS, last)
+    return _weights(w, at_R, K, BLOCK, NUMBER % CHUNKS)
 
 
 @triton.jit
@@ -277,8 +292,7 @@ def head_kernel(
     tiles = ()
     for step in tl.static_range(TILES * CHUNKS):
         if step < AHEAD:
-            at_R = tl.minimum(row_R + (step // CHUNKS) * ROWS, last)
-            tiles = tiles + (_weights(base, at_R, K, BLOCK, step % CHUNKS),)  # noqa: RUF005
+            tiles = tiles + (_numbered(base, row_R, last, K, BLOCK, step),)  # noqa: RUF005
     if PDL:
         gdc_wait()
     for b in tl.static_range(BATCH):
@@ -297,11 +311,9 @@ def head_kernel(
         for tile in tl.static_range(TILES):
             sum_RK = tl.zeros([ROWS, BLOCK // VECTOR], tl.float32)
             for chunk in tl.static_range(CHUNKS):
-                later: tl.constexpr = tile * CHUNKS + chunk + AHEAD
-                if b == 0 and later < TILES * CHUNKS:
-                    at_R = tl.minimum(row_R + (later // CHUNKS) * ROWS, last)
+                if b == 0 and tile * CHUNKS + chunk + AHEAD < TILES * CHUNKS:
                     tiles = tiles + (  # noqa: RUF005
-                        _weights(base, at_R, K, BLOCK, later % CHUNKS),
+                        _numbered(base, row_R, last, K, BLOCK, tile * CHUNKS + chunk + AHEAD),
                     )
                 weights_RK = tiles[tile * CHUNKS + chunk].to(tl.float32)
                 sum_RK += _sums(weights_RK * inputs[chunk])
@@ -500,7 +512,9 @@ def next_token_kernel(
     token = tl.where(is_finished != 0, tl.load(state + PADDING), token)
     stop_E = tl.load(stops_E + tl.arange(0, STOPS))
     is_stop = tl.max((stop_E == token).to(tl.int32), axis=0)
-    tl.store(tokens_BL + b * num_kept + step, token)
+    # The host tells tokens of this call from those of an earlier one by the upper half.
+    call = tl.load(state + CALL, cache_modifier=".cg").to(tl.int64)
+    tl.store(tokens_BL + b * num_kept + step, call << 32 | token.to(tl.int64))
     # A step behind the end of the cache repeats the last slot; its token is not read.
     tl.store(state + SLOT, tl.minimum(slot + 1, length - 1))
     tl.store(state + STEP, tl.minimum(step + 1, num_kept - 1))

@@ -1,0 +1,310 @@
+"""`generate` of a causal language model of Hugging Face, with few fused kernels for each token.
+
+`generate` prepares a call as the model does and replaces the loop that decodes; a call that is not
+supported runs the loop of the model. `Decoding` has the engines of one model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from kprof.kernels.decode._engine import (
+    GREEDY,
+    MOST_STOPS,
+    STEPS_OF_GRAPH,
+    Engine,
+    Sampling,
+)
+from kprof.kernels.decode._model import MOST_BATCH, Decoder, decoder_of
+from kprof.kernels.runtime import IS_INTERPRETED
+
+# Seconds between two looks at the tokens, and without a new one until that is an error.
+POLL_S = 20e-6
+PATIENCE_S = 30.0
+# Of the logits of one token, kernels against the model: relative error that is not rounding.
+MOST_ERROR = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
+# Arguments of `generate` with which the model's own runs.
+UNKNOWN_ARGUMENTS = ("position_ids", "past_key_values", "inputs_embeds", "custom_generate")
+# Logits processors by name, and what they set in a `Sampling`.
+PROCESSORS = {
+    "TemperatureLogitsWarper": ("temperature", "temperature"),
+    "TopKLogitsWarper": ("top_k", "top_k"),
+    "TopPLogitsWarper": ("top_p", "top_p"),
+}
+# Criteria that the GPU tests, or that follow from the number of tokens, and those for the host.
+GPU_CRITERIA = ("MaxLengthCriteria", "EosTokenCriteria")
+HOST_CRITERIA = ("StopStringCriteria", "MaxTimeCriteria")
+
+Note = Callable[[str], None]
+
+
+class Decoding:
+    """The decoding of one model: its engines, and why calls run the model's own loop."""
+
+    def __init__(self, model: Module) -> None:
+        """Read the weights; `problem` says why the model is not supported."""
+        found = decoder_of(model)
+        self.problem = found if isinstance(found, str) else _why_no_device(found)
+        self.decoder = None if isinstance(found, str) else found
+        self._engines: dict[int, Engine] = {}
+        self._is_checked = False
+
+    def engine(self, batch: int, length: int) -> Engine:
+        """Return the engine for a batch, whose cache has room for `length` tokens."""
+        engine = self._engines.get(batch)
+        if engine is None or engine.length < length:
+            assert self.decoder is not None
+            # Frees the smaller cache first.
+            self._engines.pop(batch, None)
+            engine = self._engines[batch] = Engine(self.decoder, batch, length)
+        return engine
+
+    def is_current(self, model: Any) -> bool:
+        """Return whether the model still has the weights that were read."""
+        decoder = self.decoder
+        return (
+            decoder is not None
+            and model.model.embed_tokens.weight is decoder.embedding
+            and model.lm_head.weight is decoder.head.weight
+            and model.model.layers[0].self_attn.q_proj.weight is decoder.layers[0].q.weight
+        )
+
+    def why_wrong(self, model: Any) -> str | None:
+        """Compare the logits of one token with the model's, once; return why they differ."""
+        if self._is_checked or self.decoder is None:
+            return self.problem
+        self._is_checked = True
+        decoder = self.decoder
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(decoder.vocabulary, (1, 9), generator=generator)
+        tokens = tokens.to(decoder.device)
+        with torch.no_grad():
+            expected = model(input_ids=tokens, use_cache=False).logits[0, -1].float()
+        engine = self.engine(1, tokens.shape[1])
+        with engine.on_stream():
+            engine.begin(tokens, None, [], 0)
+            engine.step(Sampling(is_sampled=True))
+        engine.wait()
+        error = (engine.logits[0] - expected).norm() / expected.norm()
+        if not error <= MOST_ERROR[decoder.dtype]:
+            self.problem = f"its logits differ by {error:.2g} from those of the kernels"
+        return self.problem
+
+
+def _why_no_device(decoder: Decoder) -> str | None:
+    if decoder.device.type == "cuda" or IS_INTERPRETED:
+        return None
+    return f"it is on {decoder.device}, not on a GPU"
+
+
+def generate(
+    model: Any, original: Callable[..., Any], decoding: Decoding, note: Note, *args: Any, **kwargs: Any
+) -> Any:
+    """Run `model.generate` with the kernels where they support the call.
+
+    Args:
+        model: A causal language model.
+        original: Its `generate`, bound.
+        decoding: The engines for the model.
+        note: Called once: with why the model's own loop runs; empty if the kernels run.
+        args: Of `generate`.
+        kwargs: Of `generate`.
+    """
+    why = decoding.problem or _why_not_arguments(args, kwargs)
+    if why is None and not decoding.is_current(model):
+        why = "its weights were replaced since"
+    if why is None:
+        why = decoding.why_wrong(model)
+    if why is not None:
+        note(why)
+        return original(*args, **kwargs)
+
+    def loop(
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **others: Any,
+    ) -> Any:
+        given = (logits_processor, stopping_criteria, generation_config)
+        asked = _asked(input_ids, *given, others)
+        if isinstance(asked, str):
+            note(asked)
+            return type(model)._sample(model, input_ids, *given, **others)
+        note("")
+        return asked.run(decoding, input_ids, others.get("streamer"))
+
+    return original(*args, **kwargs, custom_generate=loop)
+
+
+def _why_not_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    for name in UNKNOWN_ARGUMENTS:
+        if kwargs.get(name) is not None:
+            return f"it is called with {name}"
+    for name in ("assistant_model", "prompt_lookup_num_tokens", "prefix_allowed_tokens_fn"):
+        if kwargs.get(name) is not None:
+            return f"it is called with {name}"
+    return "it is called with more than one argument by position" if len(args) > 1 else None
+
+
+def _asked(
+    input_ids: Tensor, processors: Any, criteria: Any, config: Any, others: dict[str, Any]
+) -> _Call | str:
+    """Return what a call asks for, or why the kernels do not support it."""
+    why = _why_not_config(config, input_ids)
+    if why is not None:
+        return why
+    names = [type(one).__name__ for one in criteria]
+    unknown = [name for name in names if name not in GPU_CRITERIA + HOST_CRITERIA]
+    if unknown:
+        return f"it stops by {unknown[0]}"
+    sampling = _sampling_of(processors, config)
+    if isinstance(sampling, str):
+        return sampling
+    starts = _starts_of(others.get("attention_mask"), input_ids)
+    if isinstance(starts, str):
+        return starts
+    stops = [one for item in criteria for one in _stops_of(item)]
+    if len(stops) > MOST_STOPS:
+        return f"it has {len(stops)} stop tokens, more than {MOST_STOPS}"
+    most = min(one.max_length for one in criteria if type(one).__name__ == "MaxLengthCriteria")
+    padding = config._pad_token_tensor
+    on_host = [one for one in criteria if type(one).__name__ in HOST_CRITERIA]
+    return _Call(
+        sampling=sampling,
+        starts=starts,
+        stops=stops,
+        padding=0 if padding is None else int(padding),
+        count=most - input_ids.shape[1],
+        criteria=on_host,
+    )
+
+
+def _why_not_config(config: Any, input_ids: Tensor) -> str | None:
+    if config.return_dict_in_generate:
+        return "it returns more than tokens"
+    if config.num_beams not in (None, 1):
+        return "it searches with beams"
+    if not 1 <= input_ids.shape[0] <= MOST_BATCH:
+        return f"its batch is {input_ids.shape[0]}, not 1 to {MOST_BATCH}"
+    return "its prompt is empty" if not input_ids.shape[1] else None
+
+
+def _sampling_of(processors: Any, config: Any) -> Sampling | str:
+    found: dict[str, Any] = {}
+    for one in processors:
+        names = PROCESSORS.get(type(one).__name__)
+        if names is None:
+            return f"it processes logits by {type(one).__name__}"
+        found[names[0]] = getattr(one, names[1])
+    return Sampling(is_sampled=True, **found) if config.do_sample else GREEDY
+
+
+def _starts_of(mask: Tensor | None, input_ids: Tensor) -> Tensor | None | str:
+    """Return where sequences start behind their padding; None: all at 0."""
+    if mask is None:
+        return None
+    if mask.shape != input_ids.shape:
+        return f"its attention mask has the shape {tuple(mask.shape)}"
+    is_seen = mask != 0
+    if bool(is_seen.all()):
+        return None
+    if not bool((is_seen[:, 1:] >= is_seen[:, :-1]).all() & is_seen[:, -1].all()):
+        return "its padding is not on the left"
+    return (~is_seen).sum(dim=1)
+
+
+def _stops_of(criterion: Any) -> Iterable[int]:
+    if type(criterion).__name__ != "EosTokenCriteria":
+        return ()
+    stops: list[int] = criterion.eos_token_id.flatten().tolist()
+    return stops
+
+
+class _Call:
+    """One call of the loop: how it chooses tokens, and when it ends."""
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        starts: Tensor | None,
+        stops: list[int],
+        padding: int,
+        count: int,
+        criteria: list[Any],
+    ) -> None:
+        self.sampling, self.starts, self.stops = sampling, starts, stops
+        self.padding, self.count, self.criteria = padding, count, criteria
+
+    def run(self, decoding: Decoding, input_ids: Tensor, streamer: Any) -> Tensor:
+        """Return the prompts with the new tokens, (B, T)."""
+        batch, length = input_ids.shape
+        engine = decoding.engine(batch, length + self.count)
+        with engine.on_stream():
+            engine.begin(input_ids, self.starts, self.stops, self.padding)
+        rows = self._decode(engine, input_ids, streamer)
+        if streamer is not None:
+            streamer.end()
+        new = torch.tensor(rows, dtype=input_ids.dtype).reshape(len(rows), batch)
+        return torch.cat([input_ids, new.T.to(input_ids.device)], dim=1)
+
+    def _decode(self, engine: Engine, input_ids: Tensor, streamer: Any) -> list[list[int]]:
+        """Launch steps ahead of the tokens that arrive; return the tokens of each step."""
+        stops = frozenset(self.stops)
+        is_finished = [False] * engine.batch
+        rows: list[list[int]] = []
+        num_launched = 0
+        while len(rows) < self.count and not all(is_finished):
+            if num_launched < self.count and num_launched - len(rows) <= STEPS_OF_GRAPH:
+                steps = min(STEPS_OF_GRAPH, self.count - num_launched)
+                with engine.on_stream():
+                    engine.run(steps, self.sampling)
+                num_launched += steps
+            row = _awaited(engine, len(rows))
+            row = [self.padding if done else one for done, one in zip(is_finished, row, strict=True)]
+            rows.append(row)
+            if streamer is not None:
+                streamer.put(torch.tensor(row))
+            is_finished = [
+                done or one in stops for done, one in zip(is_finished, row, strict=True)
+            ]
+            if self.criteria:
+                is_finished = self._is_stopped(input_ids, rows, is_finished)
+        return rows
+
+    def _is_stopped(
+        self, input_ids: Tensor, rows: list[list[int]], is_finished: list[bool]
+    ) -> list[bool]:
+        """Return which sequences the criteria for the host stop, or have stopped."""
+        new = torch.tensor(rows, dtype=input_ids.dtype).T
+        tokens = torch.cat([input_ids.cpu(), new], dim=1)
+        for criterion in self.criteria:
+            stopped = criterion(tokens, None).tolist()
+            is_finished = [one or now for one, now in zip(is_finished, stopped, strict=True)]
+        return is_finished
+
+
+def _awaited(engine: Engine, step: int) -> list[int]:
+    """Return the tokens of a step as soon as all have arrived.
+
+    Raises:
+        RuntimeError: they have not arrived for half a minute.
+    """
+    latest = time.monotonic() + PATIENCE_S
+    row = engine.arrived(step)
+    while row is None:
+        if time.monotonic() > latest:
+            if torch.cuda.is_available():
+                # Raises if a kernel has failed.
+                torch.cuda.synchronize()
+            raise RuntimeError(f"token {step} has not arrived within {PATIENCE_S:.0f} s")
+        time.sleep(POLL_S)
+        row = engine.arrived(step)
+    return row
