@@ -1,1 +1,1 @@
-"""Whole-model decoding: `generate` of a causal language model by few fused kernels in CUDA graphs."""
+"""Whole-model decoding: `generate` of a language model by few fused kernels in CUDA graphs."""

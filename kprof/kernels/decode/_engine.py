@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -64,11 +64,14 @@ class Tilings(NamedTuple):
 
 
 def tiling_of(columns: int, *, num_weights: int = 1, batch: int = 1) -> Tiling:
-    """Return a tiling of so many inputs: at most 16 loads of 16 bytes in a thread."""
+    """Return a tiling of so many inputs: at most 16 loads of 16 bytes in a thread.
+
+    Several sequences have the weights in float32 between them, which takes twice the registers.
+    """
     warps = 4 if columns <= 4_096 and batch <= 2 else 8
     warps = min(warps, max(1, next_power_of_two(columns) // 256))
     chunks = Tiling(1, warps, 1).num_chunks(columns)
-    rows = max(1, 16 // (chunks * num_weights))
+    rows = max(1, (16 if batch == 1 else 8) // (chunks * num_weights))
     rows = 1 << (rows.bit_length() - 1)
     return Tiling(min(rows, 16), warps, ahead=chunks)
 
@@ -155,6 +158,11 @@ class Engine:
         self._graphs: dict[Any, torch.cuda.CUDAGraph] = {}
         self._prompts: dict[tuple[int, bool], tuple[Tensor, Tensor | None]] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.is_cuda else None
+
+    def __del__(self) -> None:
+        """Wait for steps that still run, before their memory is freed."""
+        with suppress(Exception):
+            self.stream.synchronize()
 
     @contextmanager
     def on_stream(self) -> Iterator[None]:

@@ -178,7 +178,9 @@ def _why_changed(model: Module) -> str | None:
     home = type(model).__module__
     for name, module in model.named_modules():
         cls = type(module)
-        is_own = cls.__module__ == home or cls.__module__.startswith(("torch.nn.modules", "transformers.activations"))
+        is_own = cls.__module__ == home or cls.__module__.startswith(
+            ("torch.nn.modules", "transformers.activations")
+        )
         if not is_own:
             return f"{name} is a {cls.__module__}.{cls.__name__}"
         if "forward" in module.__dict__ and module is not model:

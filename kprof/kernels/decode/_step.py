@@ -83,7 +83,7 @@ def _inverse_rms(square_1K, eps, K: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def linear_kernel(
+def linear_kernel(  # noqa: C901, PLR0915
     x_BK,
     gain_K,
     w0_NK,
@@ -178,7 +178,7 @@ def _activated(x, ACTIVATION: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def gated_kernel(
+def gated_kernel(  # noqa: C901
     x_BK,
     gain_K,
     gate_NK,
@@ -258,7 +258,7 @@ def _numbered(
 
 
 @triton.jit
-def head_kernel(
+def head_kernel(  # noqa: C901, PLR0915
     x_BK,
     gain_K,
     w_NK,
@@ -356,7 +356,7 @@ def _rotated(
 
 
 @triton.jit
-def attend_kernel(
+def attend_kernel(  # noqa: PLR0915
     qkv_BN,
     cos_LD,
     sin_LD,

@@ -52,6 +52,7 @@ class Decoding:
         found = decoder_of(model)
         self.problem = found if isinstance(found, str) else _why_no_device(found)
         self.decoder = None if isinstance(found, str) else found
+        self._addresses = self._addresses_now()
         self._engines: dict[int, Engine] = {}
         self._is_checked = False
 
@@ -61,19 +62,18 @@ class Decoding:
         if engine is None or engine.length < length:
             assert self.decoder is not None
             # Frees the smaller cache first.
+            engine = None
             self._engines.pop(batch, None)
             engine = self._engines[batch] = Engine(self.decoder, batch, length)
         return engine
 
-    def is_current(self, model: Any) -> bool:
-        """Return whether the model still has the weights that were read."""
+    def is_current(self) -> bool:
+        """Return whether the weights are where they were: graphs read these addresses."""
+        return self._addresses == self._addresses_now()
+
+    def _addresses_now(self) -> list[int]:
         decoder = self.decoder
-        return (
-            decoder is not None
-            and model.model.embed_tokens.weight is decoder.embedding
-            and model.lm_head.weight is decoder.head.weight
-            and model.model.layers[0].self_attn.q_proj.weight is decoder.layers[0].q.weight
-        )
+        return [] if decoder is None else [one.data_ptr() for one in decoder.weights()]
 
     def why_wrong(self, model: Any) -> str | None:
         """Compare the logits of one token with the model's, once; return why they differ."""
@@ -104,7 +104,12 @@ def _why_no_device(decoder: Decoder) -> str | None:
 
 
 def generate(
-    model: Any, original: Callable[..., Any], decoding: Decoding, note: Note, *args: Any, **kwargs: Any
+    model: Any,
+    original: Callable[..., Any],
+    decoding: Decoding,
+    note: Note,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """Run `model.generate` with the kernels where they support the call.
 
@@ -117,8 +122,8 @@ def generate(
         kwargs: Of `generate`.
     """
     why = decoding.problem or _why_not_arguments(args, kwargs)
-    if why is None and not decoding.is_current(model):
-        why = "its weights were replaced since"
+    if why is None and not decoding.is_current():
+        why = "its weights have moved since"
     if why is None:
         why = decoding.why_wrong(model)
     if why is not None:
@@ -207,7 +212,7 @@ def _sampling_of(processors: Any, config: Any) -> Sampling | str:
     return Sampling(is_sampled=True, **found) if config.do_sample else GREEDY
 
 
-def _starts_of(mask: Tensor | None, input_ids: Tensor) -> Tensor | None | str:
+def _starts_of(mask: Tensor | None, input_ids: Tensor) -> Tensor | str | None:
     """Return where sequences start behind their padding; None: all at 0."""
     if mask is None:
         return None
@@ -268,13 +273,13 @@ class _Call:
                     engine.run(steps, self.sampling)
                 num_launched += steps
             row = _awaited(engine, len(rows))
-            row = [self.padding if done else one for done, one in zip(is_finished, row, strict=True)]
+            row = [
+                self.padding if done else one for done, one in zip(is_finished, row, strict=True)
+            ]
             rows.append(row)
             if streamer is not None:
                 streamer.put(torch.tensor(row))
-            is_finished = [
-                done or one in stops for done, one in zip(is_finished, row, strict=True)
-            ]
+            is_finished = [done or one in stops for done, one in zip(is_finished, row, strict=True)]
             if self.criteria:
                 is_finished = self._is_stopped(input_ids, rows, is_finished)
         return rows
