@@ -23,6 +23,7 @@ from kprof.analyze.capture_quality.unanswered import (
     why_no_cost,
     why_no_steps,
     why_no_timeline,
+    why_no_work,
 )
 from kprof.analyze.energy import Series, around, devices_in, readings, throttle_shares
 from kprof.analyze.roofline.utilisation import (
@@ -445,16 +446,16 @@ def _work(trace: Trace) -> Iterator[Check]:
     verdict = graded(work.unknown, UNMODELLED)
     if verdict == "good" and not work.is_enough:
         verdict = "limited"
-    has_shapes = bool(trace.ranges["input_shapes"].notna().any())
+    no_shapes = why_no_work(trace)
     is_partly = work.at_least >= LEAST_TOLD
     at_least = f", of {percent(work.at_least)} only a lower bound of it" if is_partly else ""
     yield from checked(
         "Known work",
         verdict,
         f"the work of {percent(work.unknown)} of the time is not known{at_least}"
-        + ("" if has_shapes else "; no operator's shapes were recorded"),
+        + ("; no operator's shapes were recorded" if no_shapes else ""),
         _meaning_for_utilisation(trace),
-        "" if has_shapes else "record shapes: without --no-shapes, or record_shapes=True",
+        no_shapes.fix if no_shapes else "",
     )
 
 

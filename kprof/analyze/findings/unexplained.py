@@ -11,6 +11,7 @@ import pandas as pd
 from kprof.analyze.attribution.ledger import count_launches
 from kprof.analyze.attribution.overlap import allotted_time
 from kprof.analyze.attribution.steps import before_launches, find_lead
+from kprof.analyze.energy import devices_in
 from kprof.analyze.findings.claims import (
     clipped,
     idle_places,
@@ -44,12 +45,16 @@ NUM_OPERATORS = 3
 NUM_NAMES = 3
 
 STACKS = "record Python's stacks: kprof run --stacks SCRIPT"
-RECORD = "record fewer steps, with one profiler at a time: kprof run --steps 2 SCRIPT"
+SHAPES = "record the operators' shapes: kprof run SCRIPT"
+BOTH = "record the operators' shapes and Python's stacks: kprof run --stacks SCRIPT"
+MEMORY = "record every allocation: kprof run --memory SCRIPT"
+RECORD = "record fewer steps, with one profiler at a time: kprof run --steps 1 SCRIPT"
+LESS = "record fewer details: kprof run --no-shapes SCRIPT"
 # Where all that were opened together do not tell.
 MESSAGES = "see which messages can be hidden or joined: kprof playbook exposed_collectives"
 STREAMS = "which event an activity waited for is not in the recording"
 # Tools of NVIDIA that show more.
-NSYS = "; Nsight Systems shows it: kprof run --nsys SCRIPT"
+NSYS = "Nsight Systems shows it: kprof run --nsys SCRIPT"
 NCU = "count their bound: kprof run --ncu SCRIPT"
 OTHERS = "count their bound with the profiler of the device's vendor"
 OTHER_VENDORS = re.compile(r"AMD|Radeon|Instinct|HIP |gfx\d|Intel|Gaudi|Ascend|MTIA|ARTEMIS")
@@ -58,11 +63,11 @@ LEARN = {
     causes.DATA_LOADING: STACKS,
     causes.SYNCHRONIZATION: STACKS,
     causes.PAGEABLE_COPY: STACKS,
-    causes.ALLOCATOR: "record every allocation: kprof run --memory SCRIPT",
+    causes.ALLOCATOR: MEMORY,
     causes.COLLECTIVE_WAIT: "record all ranks, and open their traces together: kprof open FOLDER",
     causes.DEPENDENCY_WAIT: STREAMS,
     causes.BETWEEN_KERNELS: "fewer, larger kernels have fewer pauses: kprof playbook tiny_kernels",
-    causes.PROFILER: "record fewer details: kprof run --no-shapes SCRIPT",
+    causes.PROFILER: LESS,
     causes.NO_WORK: STACKS,
 }
 MEANINGS = {
@@ -132,9 +137,9 @@ def _idle_lines(trace: Trace, findings: Sequence[Finding]) -> Iterator[tuple[flo
             f"{who} for {in_words(per_step(trace, line_ns))} of {whole_of(trace)} "
             f"({percent(share)} of it) {why}{f' ({cause})' if cause else ''}"
         )
-        learn = _next_step(cause, trace) if cause else STACKS
+        learn = _not_yet(_next_step(cause, trace) if cause else STACKS, trace)
         if cause == causes.DEPENDENCY_WAIT and is_of_nvidia(trace):
-            learn += NSYS
+            learn = "; ".join(filter(None, [learn, _not_yet(NSYS, trace)]))
         details = (*_longest_gap(trace, rows), *idle_places(trace, rows[_is_placed(trace, rows)]))
         fix = Fix(graphs=cause == causes.LAUNCH_BOUND and not trace.is_host_only)
         yield line_ns, _finding(claim, details, learn, idle_rows=rows, fix=fix)
@@ -143,6 +148,23 @@ def _idle_lines(trace: Trace, findings: Sequence[Finding]) -> Iterator[tuple[flo
 def _next_step(cause: str, trace: Trace) -> str:
     is_of_ranks = cause == causes.COLLECTIVE_WAIT and trace.meta.num_ranks > 1
     return MESSAGES if is_of_ranks else LEARN[cause]
+
+
+def _not_yet(learn: str, trace: Trace) -> str:
+    """Return the advice on how to record, or nothing where it was recorded so."""
+    has_stacks = bool((trace.ranges["kind"] == "python").any())
+    has_shapes = bool(trace.ranges["input_shapes"].notna().any())
+    is_done = {
+        STACKS: has_stacks,
+        SHAPES: has_shapes,
+        MEMORY: bool(devices_in(trace.samples, "profiler")),
+        NSYS: trace.meta.tool == "nsys",
+        NCU: bool(trace.kernels["counted_ns"].notna().any()),
+        LESS: not has_shapes,
+    }
+    if learn == BOTH and (has_shapes or has_stacks):
+        learn = SHAPES if has_stacks else STACKS
+    return "" if is_done.get(learn, False) else learn
 
 
 def _is_placed(trace: Trace, rows: np.ndarray) -> np.ndarray:
@@ -184,9 +206,10 @@ def _work_lines(trace: Trace, findings: Sequence[Finding]) -> Iterator[tuple[flo
             f"({percent(share)} of it){_overlapped(trace, rows, line_ns)}, and no rule finds a fix"
             f"{_reached(trace, rows)}"
         )
-        learn = NCU if is_of_nvidia(trace) else OTHERS
+        learn = _not_yet(NCU, trace) if is_of_nvidia(trace) else OTHERS
         if _are_transfers(trace, rows):
-            learn = f"find the code that copies, and whether it is needed; {STACKS}"
+            copies = "find the code that copies, and whether it is needed"
+            learn = "; ".join(filter(None, [copies, _not_yet(STACKS, trace)]))
         if kind == "collective":
             learn = _next_step(causes.COLLECTIVE_WAIT, trace)
         details = (*_largest_names(trace, rows), *work_places(trace, rows))
@@ -279,7 +302,9 @@ def _gap(
         for cause, ns in zip(causes_of.where(causes_of.notna(), None), took[rows], strict=True)
     ]
     details = (*_longest_gap(trace, rows), *parts[:NUM_NAMES])
-    return [(per_step(trace, gap_ns), _finding(claim, details, STACKS, idle_rows=rows))]
+    return [
+        (per_step(trace, gap_ns), _finding(claim, details, _not_yet(STACKS, trace), idle_rows=rows))
+    ]
 
 
 def _operators(trace: Trace) -> Iterator[tuple[float, Finding]]:
@@ -304,7 +329,7 @@ def _operators(trace: Trace) -> Iterator[tuple[float, Finding]]:
         f"time of {in_words(spent / steps)} {where} the largest are {said}"
     )
     rows = np.flatnonzero(names.isin(list(sums.index)).to_numpy(bool) & is_asked)
-    learn = "record the operators' shapes and Python's stacks: kprof run --stacks SCRIPT"
+    learn = _not_yet(BOTH, trace)
     places = () if is_outside.all() else work_places(trace, rows)
     yield float(spent), _finding(claim, places, learn, rows=rows)
 
@@ -332,6 +357,6 @@ def _finding(
         effort="medium",
         rows=() if rows is None else tuple(rows.tolist()),
         idle_rows=() if idle_rows is None else tuple(idle_rows.tolist()),
-        details=(*details, f"To learn more: {learn}"),
+        details=(*details, *((f"To learn more: {learn}",) if learn else ())),
         fix=fix,
     )

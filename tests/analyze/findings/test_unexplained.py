@@ -6,7 +6,7 @@ import pytest
 
 from kprof.analyze.capture_quality.audit import audit
 from kprof.analyze.findings.unexplained import find_unexplained, is_of_nvidia
-from kprof.analyze.idle.causes import DEPENDENCY_WAIT
+from kprof.analyze.idle.causes import CAUSES, DEPENDENCY_WAIT
 from kprof.analyze.passes import analyze
 from kprof.analyze.whatif.baseline import find_baseline
 from kprof.trace import Gpu
@@ -14,6 +14,7 @@ from tests.quantities import quantities_in
 from tests.traces import analyzed_trace_of, trace_of
 
 MATMUL = {"name": "matmul", "kind": "gemm", "duration_ns": 1_000}
+HOST = {"activity": "host", "kind": "other"}
 UPLOAD = {
     "name": "Memcpy HtoD (Pinned -> Device)",
     "activity": "memcpy",
@@ -151,3 +152,58 @@ def test_operators_of_a_host_outside_of_all_steps_are_told_to_be_there():
     )
     assert "time of 40 ns outside of all steps, where all of them ran, the largest" in outside.claim
     assert "time of 40 ns in a step the largest are aten::empty 40 ns (100 %)" in inside.claim
+
+
+# For each part of a recording how a trace holds it, and the option that records it.
+HELD = {
+    "stacks": ({"ranges": [{"kind": "python", "name": "train.py(3): step"}]}, "--stacks"),
+    "shapes": ({"ranges": [{"input_shapes": "[[4, 4]]"}]}, "shapes"),
+    "memory": (
+        {"samples": [{"source": "profiler", "quantity": "allocated_bytes", "value": 1.0}]},
+        "--memory",
+    ),
+    "counters": ({"kernel": {"counted_ns": 900}}, "--ncu"),
+    "nsys": ({"meta": {"tool": "nsys"}}, "--nsys"),
+}
+
+
+def recorded_with(parts, cause, activity):
+    """Return a trace that is idle for the cause, runs a kernel, and holds these parts."""
+    held = [HELD[part][0] for part in parts]
+    ranges = [row for one in held for row in one.get("ranges", ())]
+    samples = [row for one in held for row in one.get("samples", ())]
+    first, second = (
+        {**MATMUL, **activity, "start_ns": start, **row}
+        for start in (0, 3_000)
+        for row in [{key: v for one in held for key, v in one.get("kernel", {}).items()}]
+    )
+    idle = {"cause": cause, "start_ns": 1_000, "duration_ns": 2_000, "kernel_row": 1}
+    meta = {key: value for one in held for key, value in one.get("meta", {}).items()}
+    return analyzed_trace_of(first, second, ranges=ranges, samples=samples, idle=[idle], **meta)
+
+
+@pytest.mark.parametrize("activity", [{}, {"activity": "memcpy", "kind": "copy"}, HOST])
+@pytest.mark.parametrize("cause", [*CAUSES, None])
+def test_no_advice_is_to_record_what_is_recorded(cause, activity):
+    for parts in (*((part,) for part in HELD), tuple(HELD)):
+        trace = recorded_with(parts, cause, activity)
+        told = [one for found in find_unexplained(trace, []) for one in found.details]
+        advice = [one for one in told if one.startswith("To learn more: ")]
+        # What records shapes is not what leaves them out.
+        advice = [one.replace("--no-shapes", "") for one in advice]
+        for part in parts:
+            assert not any(HELD[part][1] in one for one in advice), (parts, advice)
+
+
+def test_what_was_not_recorded_is_advised():
+    advice = " ".join(
+        one
+        for cause in CAUSES
+        for found in find_unexplained(recorded_with((), cause, {}), [])
+        for one in found.details
+    )
+    for _, option in (HELD[part] for part in ("stacks", "memory", "counters", "nsys")):
+        assert option in advice
+    (of_host,) = find_unexplained(recorded_with((), None, HOST), [])[:1]
+    assert "shapes" in of_host.details[-1]
+    assert "--stacks" in of_host.details[-1]
