@@ -119,6 +119,21 @@ def test_the_external_id_joins_where_there_is_no_correlation(tmp_path, number):
     assert ops_of(trace) == {"k": "aten::mm"}
 
 
+@pytest.mark.parametrize("empty", [0, -1])
+def test_an_id_that_stands_for_none_joins_nothing(tmp_path, empty):
+    # The second was launched while the first one ran, so that times do not tell.
+    ids = ({"correlation": empty, "External id": number} for number in (1, 2))
+    first, second = (
+        launched(op, name, at, number, **own)
+        for op, name, at, number, own in zip(
+            ("aten::mm", "aten::add"), "ab", (0, 5), (1, 2), ids, strict=True
+        )
+    )
+    trace = attributed(tmp_path, *first, *second)
+    assert ops_of(trace) == {"a": "aten::mm", "b": "aten::add"}
+    assert sum(of_rank.num_lost for of_rank in count_launches(trace)) == 0
+
+
 def test_activities_of_one_external_id_belong_to_its_launches_in_their_order(tmp_path):
     moments = ("hipLaunchKernel", 2), ("hipMalloc", 4), ("hipLaunchKernel", 6)
     calls = [launch(name=name, ts=ts, dur=1) for name, ts in moments]

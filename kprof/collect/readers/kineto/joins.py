@@ -12,7 +12,7 @@ import mmap
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 
 import msgspec
@@ -56,6 +56,7 @@ Numbers = NDArray[np.int64]
 NO_ROW = -1
 # Ids share an int64 with the rank in keys of the analysis.
 LARGEST_ID = 1 << 43
+EMPTY_IDS = (0, -1)
 # A device is a process's where of the activities that one process alone can have launched so many
 # are that one's.
 MOST = 0.9
@@ -140,7 +141,7 @@ def settle(merger: Merger, arrows: Callable[[], list[Arrow]]) -> Counter[str]:
     `arrows` reads the file's flow events; they are asked for only where no id joins.
     """
     counts = _drop_copies(merger)
-    calls, activities = _calls(merger), _activities(merger)
+    calls, activities = _without_empty_ids(_calls(merger), _activities(merger))
     processes = merger.words("host", "pid", "pid", str)[1]
     known = np.sort(calls.correlation[calls.correlation != MISSING])
     is_reused = known[1:] == known[:-1]
@@ -257,6 +258,22 @@ def _activities(merger: Merger) -> Activities:
         stream=merger.numbers("device", "stream"),
         start_ns=merger.numbers("device", "start_ns"),
     )
+
+
+def _without_empty_ids(calls: Calls, activities: Activities) -> tuple[Calls, Activities]:
+    """Return both without the ids that recorders write where they know none.
+
+    That is 0 or -1 on several launches; a single launch may have it as its number.
+    """
+    of_launches = calls.correlation[calls.is_launch]
+    empty = [one for one in EMPTY_IDS if np.count_nonzero(of_launches == one) > 1]
+    if not empty:
+        return calls, activities
+    of_calls, of_activities = (
+        np.where(np.isin(ids, empty), MISSING, ids)
+        for ids in (calls.correlation, activities.correlation)
+    )
+    return replace(calls, correlation=of_calls), replace(activities, correlation=of_activities)
 
 
 def _are_plain(ids: Numbers) -> bool:
