@@ -57,6 +57,37 @@ class Saving:
         return (self.low_ns + self.high_ns) // 2
 
 
+# Why a call site of a dry run has no decision.
+NOT_CALLED = "it was not called in the step after the recording"
+
+
+@dataclass(frozen=True)
+class DryRunRow:
+    """Call sites of a kernel with one outcome."""
+
+    kernel: str
+    provider: str | None
+    """The provider that a swap would call; None: the original would run."""
+    why: str
+    """Why the original would run; empty: it would not."""
+    num_sites: int
+    num_calls: int
+    """Their calls in the step after the recording."""
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """The calls that kernels would take in the recorded workload, found without swapping any."""
+
+    kernels: tuple[str, ...] = ()
+    """The kernels that were asked for."""
+    rows: tuple[DryRunRow, ...] = ()
+    why_not: str = ""
+    """Why there was no dry run; empty: there was one."""
+    took_ns: int = 0
+    """How long it held up the workload between two steps."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing that costs time or memory: a claim, the evidence, the fix."""
@@ -83,7 +114,9 @@ class Finding:
     """The cost in a step, or in the window: the device's time in the rows, and the idle time of
     them and of their launches. An upper limit of the saving; None: not a matter of time."""
     swap: str | None = None
-    """The kernel of the library that can replace the rows."""
+    """The kernel of the library that can replace the rows; None: none can."""
+    dry_run: str = ""
+    """Where the kernel would run, or what prevents it, by the dry run; empty: it has no kernel."""
     command: str = ""
     """The command that proves the gain; empty where kprof has none."""
     num_rows: int = 0

@@ -18,7 +18,7 @@ from weakref import ReferenceType, ref
 import pandas as pd
 
 from kprof.device import Device
-from kprof.findings import Diagnosis
+from kprof.findings import Diagnosis, DryRun
 
 Table = Literal["kernels", "ranges", "samples", "idle"]
 
@@ -276,6 +276,8 @@ class Meta:
     """torch's notes on the nodes of CUDA graphs, where the trace has them."""
     device: Device | None = None
     """Ceilings that the roofline is drawn against; None for an unknown device."""
+    dry_run: DryRun | None = None
+    """The calls that kernels would take; None: it was not checked, as in an imported trace."""
     what_if: tuple[Prediction, ...] = ()
     """The predictions of the analysis, and those asked for since."""
     caveats: tuple[str, ...] = ()

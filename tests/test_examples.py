@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from kprof.kernels.swap.swap_report import SWAP_REPORT, read_report
+from kprof.open import open_trace
 from tests.commands.test_cli import kprof
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -24,6 +26,13 @@ RECORDED = {
     ],
     "serve_llama.py": ["decode", "--tiny", "--steps", "6", "--batch", "2", "--prompt", "16"],
     "plain_tensors.py": ["--iterations", "5", "--size", "64"],
+}
+# Some of the kernels that have calls in them.
+WITH_KERNELS = {
+    "train_tiny.py": set(),
+    "generate.py": set(),
+    "train_llama.py": {"adamw", "cross_entropy", "linear_cross_entropy", "rmsnorm", "swiglu"},
+    "serve_llama.py": {"rmsnorm", "swiglu"},
 }
 OF_TRANSFORMERS = {"train_llama.py", "serve_llama.py"}
 EDITED = {"api_profile.py": ["--steps", "6"]}
@@ -49,6 +58,40 @@ def test_an_example_is_profiled_without_an_edit(name, tmp_path, capfd):
     assert kprof("run", *options, EXAMPLES / name, *RECORDED[name]) == 0, capfd.readouterr().err
     assert names_in(run) >= FILES_OF_A_RUN
     assert json.loads((run / "meta.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WITH_KERNELS)
+def test_kernels_of_an_example_run_where_its_dry_run_says_so(name, tmp_path, capfd, monkeypatch):
+    if name in OF_TRANSFORMERS:
+        pytest.importorskip("transformers")
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    options, words = ["--skip", "1", "--steps", "2"], [EXAMPLES / name, *RECORDED[name]]
+    run = tmp_path / "run.kprof"
+    assert kprof("run", *options, "--out", run, *words) == 0, capfd.readouterr().err
+    dry_run = open_trace(run).meta.dry_run
+    assert (len(dry_run.kernels) > 9, dry_run.why_not) == (True, "")
+    told = {(row.kernel, row.provider) for row in dry_run.rows if row.provider}
+    assert {kernel for kernel, _ in told} >= WITH_KERNELS[name]
+    # The loss alone has no calls where it is one kernel with the head.
+    fused = ("linear_cross_entropy", "kprof")
+    told -= {("cross_entropy", "kprof")} if fused in told else set()
+    kernels, out = ",".join(kernel for kernel, _ in told), tmp_path / "swapped.kprof"
+    assert kprof("run", *options, "--swap", kernels, "--out", out, *words) == 0, capfd.readouterr()
+    sites = read_report(out / SWAP_REPORT).replaced
+    assert {(site.kernel, calls.provider) for site in sites for calls in site.calls} == told
+
+
+@pytest.mark.slow
+def test_of_compiled_code_there_is_no_dry_run(tmp_path, capfd, monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    run = tmp_path / "run.kprof"
+    words = [EXAMPLES / "compiled.py", *RECORDED["compiled.py"]]
+    assert kprof("run", "--skip", "1", "--steps", "2", "--out", run, *words) == 0
+    dry_run = open_trace(run).meta.dry_run
+    assert (dry_run.rows, bool(dry_run.why_not)) == ((), True), capfd.readouterr().err
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +20,13 @@ from kprof.analyze.findings.queries import (
 from kprof.analyze.groupings import collapse_layers
 from kprof.analyze.idle.causes import worst_places
 from kprof.analyze.whatif.changes import SHORTEST_KERNEL_NS
-from kprof.findings import Fix
+from kprof.errors import counted
+from kprof.findings import NOT_CALLED, Fix, Grade
 from kprof.trace import Trace
 
 NUM_PLACES = 3
+# Reasons why a kernel does not run, the most frequent ones.
+NUM_REASONS = 2
 LONGEST_NAME = 100
 TIME_UNITS = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1, "ns"))
 SCRIPT = "SCRIPT"
@@ -100,6 +104,49 @@ def proof(trace: Trace, *difference: str) -> str:
     """
     words, is_python = _recorded_words(trace)
     return shlex.join(["kprof", "ab", *difference, *([] if is_python else ["--"]), *words])
+
+
+@dataclass(frozen=True)
+class Recommended:
+    """What a finding says of a kernel of the library, by the dry run of the recorded workload."""
+
+    swap: str | None
+    """The kernel; None: it would not run."""
+    command: str
+    """The command that proves the gain; empty: the kernel would not run."""
+    dry_run: str
+    effort: Grade
+
+
+def recommend(trace: Trace, kernel: str, effort: Grade = "low") -> Recommended:
+    """Return whether a swap of this kernel would run in the workload, or what prevents it.
+
+    Where it would not, the fix is left to the reader, with `effort` "medium" at the least.
+    """
+    outcome = trace.meta.dry_run
+    command = proof(trace, "--swap", kernel)
+    if outcome is None or outcome.why_not or kernel not in outcome.kernels:
+        why = f": {outcome.why_not}" if outcome is not None and outcome.why_not else ""
+        return Recommended(kernel, command, f"not checked{why}", effort)
+    rows = [row for row in outcome.rows if row.kernel == kernel]
+    fitting = sum(row.num_sites for row in rows if row.provider is not None)
+    others = [row for row in rows if row.provider is None and row.why != NOT_CALLED]
+    uncalled = sum(row.num_sites for row in rows if row.why == NOT_CALLED)
+    reasons = "; ".join(
+        f"{row.why} ({counted(row.num_sites, 'call site')})" for row in others[:NUM_REASONS]
+    )
+    if fitting:
+        said = f"{kernel} fits {counted(fitting, 'call site')}"
+        return Recommended(
+            kernel, command, f"{said}; elsewhere: {reasons}" if reasons else said, effort
+        )
+    if uncalled and not others:
+        said = f"{counted(uncalled, 'call site')} of {kernel}, not called after the recording"
+        return Recommended(kernel, command, f"not checked: {said}", effort)
+    why = reasons or "no call site was found"
+    return Recommended(
+        None, "", f"{kernel} would not run: {why}", "medium" if effort == "low" else effort
+    )
 
 
 def proof_by_copy(trace: Trace, ending: str) -> str:

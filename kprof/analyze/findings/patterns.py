@@ -14,7 +14,7 @@ import numpy as np
 
 from kprof.analyze.capture_quality.unanswered import Unanswered
 from kprof.analyze.energy import Series, around, devices_in, readings
-from kprof.analyze.findings.claims import proof, work_places
+from kprof.analyze.findings.claims import recommend, work_places
 from kprof.analyze.findings.queries import (
     Bools,
     Int64s,
@@ -319,14 +319,16 @@ def matter(trace: Trace, rows: Int64s) -> bool:
 
 def finding_of(trace: Trace, rule: str, claim: str, rows: Int64s, fix: Fix, swap: str) -> Finding:
     """Return a rule's finding that the library's kernel `swap` would do what these rows do."""
+    kernel = recommend(trace, swap)
     return Finding(
         rule=rule,
         claim=claim,
         confidence="high",
-        effort="low",
+        effort=kernel.effort,
         rows=tuple(rows.tolist()),
         details=work_places(trace, rows),
         fix=fix,
-        swap=swap,
-        command=proof(trace, "--swap", swap),
+        swap=kernel.swap,
+        dry_run=kernel.dry_run,
+        command=kernel.command,
     )

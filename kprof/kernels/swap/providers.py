@@ -146,6 +146,35 @@ class Providers:
         return self._chosen[key]
 
 
+class DryProviders(Providers):
+    """Chooses as `Providers` does, for a dry run: every call runs the original.
+
+    Nothing is launched: a kernel is not compared with the original on random rows either.
+    """
+
+    def _check(self, kernel: Kernel) -> None:
+        """Let each call have the reason why a kernel cannot be loaded."""
+
+    def choose(
+        self,
+        kernel: Kernel,
+        x: Tensor,
+        shape: tuple[int, ...],
+        *,
+        is_default: bool,
+        arguments: tuple[Any, ...] | None = None,
+    ) -> Chosen:
+        """Return the provider without its function, or the reason for none."""
+        _, provider, why = super().choose(
+            kernel, x, shape, is_default=is_default, arguments=arguments
+        )
+        return None, provider, why
+
+    def compiled(self, kernel: Kernel) -> dict[str, Callable[..., Any]]:
+        """Return no function: compiled code stays as it is."""
+        return {}
+
+
 def _takes(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bool:
     """Return whether a function accepts so many arguments."""
     try:

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from kprof.kernels.runtime import build_beside
 from kprof.kernels.swap.dispatch import UNWANTED
-from kprof.kernels.swap.providers import Providers, kernels_named
+from kprof.kernels.swap.providers import DryProviders, Providers, kernels_named
 from kprof.kernels.swap.site import Request, Site, Skip
 from kprof.kernels.swap.sites import families_of
 from kprof.kernels.swap.swap_report import SiteReport, SwapError, SwapReport, write_report
@@ -49,12 +49,15 @@ class Swap:
     The first entry finds the call sites; later entries and exits take microseconds.
     """
 
-    def __init__(self, roots: Iterable[object] | None, names: Iterable[str]) -> None:
+    def __init__(
+        self, roots: Iterable[object] | None, names: Iterable[str], *, is_dry: bool = False
+    ) -> None:
         """Prepare to swap these kernels.
 
         Args:
             roots: Modules and optimizers, referenced until the first entry; None: whole process.
             names: KERNEL or KERNEL=PROVIDER, each optionally followed by @PATTERN;!PATTERN.
+            is_dry: Whether calls are decided about, and all run the original.
 
         Raises:
             KprofError: there is no such kernel or provider.
@@ -66,7 +69,9 @@ class Swap:
             raise SwapError("no kernel to swap", fix="name some: kprof kernels list")
         kernels = kernels_named(asked)
         forced = {name: provider for name, provider in asked.items() if provider is not None}
-        self._request = Request(kernels, Providers(kernels, forced), patterns=patterns)
+        providers = (DryProviders if is_dry else Providers)(kernels, forced)
+        self._request = Request(kernels, providers, patterns=patterns)
+        self._is_dry = is_dry
         self._roots = None if roots is None else list(roots)
         self._found: list[Site | Skip] | None = None
         self._is_everything = roots is None
@@ -111,12 +116,18 @@ class Swap:
         if self.is_on:
             raise SwapError("this swap is on already", fix="leave it before you enter it again")
         if self._found is None:
-            build_beside()
+            if not self._is_dry:
+                build_beside()
             self._found = _without_parts_taken(list(self._find()))
             self._roots = []
         self._on = [one for one in self._found if isinstance(one, Site)]
-        for site in self._on:
-            site.enter()
+        try:
+            for site in self._on:
+                site.enter()
+        except BaseException:
+            for site in reversed(self._on):
+                site.leave()
+            raise
         _entered.append(self)
         return self
 

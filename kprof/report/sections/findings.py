@@ -153,6 +153,8 @@ def _interval(saving: Saving | None) -> tuple[str, str]:
 
 def _card(number: int, finding: Finding, diagnosis: Diagnosis, where: str) -> str:
     how = f"How: kprof playbook {finding.playbook}"
+    if finding.dry_run and not finding.command:
+        how = f"Of kprof's kernels, {finding.dry_run}. {how}"
     if finding.rule == UNEXPLAINED:
         details = ". ".join(finding.details)
         if finding.saving is not None and finding.saving.high_ns is not None:
@@ -217,10 +219,17 @@ def _claims(diagnosis: Diagnosis) -> Table:
         Column("Finding"),
         Column("Claim", "prose"),
         Column("Where", "prose"),
+        Column("Kernel", "prose"),
         Column("To prove the gain", "prose"),
     )
     rows = tuple(
-        (one.rule, f"{one.claim}.", "; ".join(one.details) or MISSING, one.command or MISSING)
+        (
+            one.rule,
+            f"{one.claim}.",
+            "; ".join(one.details) or MISSING,
+            one.dry_run or MISSING,
+            one.command or MISSING,
+        )
         for one in diagnosis.findings
     )
     return Table(columns, rows, "Claims of the findings, and their places.", terminal_rows=0)

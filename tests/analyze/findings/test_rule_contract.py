@@ -5,12 +5,13 @@ from dataclasses import replace
 from functools import cache
 
 import pandas as pd
+import pytest
 
 from kprof.analyze.capture_quality.unanswered import why_no_work
 from kprof.analyze.findings.diagnose import MOST_ROWS, RULES, diagnose, name_of
 from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
 from kprof.errors import modules_in
-from kprof.findings import Fix
+from kprof.findings import NOT_CALLED, DryRun, DryRunRow, Fix
 from kprof.report.html import render_page
 from kprof.report.playbooks import all_playbooks
 from kprof.report.section import Table
@@ -234,3 +235,59 @@ def test_on_a_host_alone_a_slow_loader_is_found_and_its_waiting_bounds_the_savin
 def test_long_names_are_cut_in_what_is_told():
     told = [one for rule in CASES for one in of_hostile_names(rule).diagnosis.findings]
     assert max(len(detail) for one in told for detail in ("", *one.details)) < 400
+
+
+def with_dry_run(rule, dry_run):
+    trace = faulty(rule)
+    checked = replace(trace, meta=replace(trace.meta, dry_run=dry_run))
+    found = diagnose(checked).findings
+    return [one for one in found if one.rule == rule]
+
+
+def rows_of(*outcomes):
+    kernels = set(WITH_KERNEL.values())
+    rows = [DryRunRow(kernel, *outcome) for kernel in kernels for outcome in outcomes]
+    return DryRun(tuple(kernels), tuple(rows))
+
+
+# Rules that name a kernel, by what they find in their cases.
+WITH_KERNEL = {
+    rule: finding_of(rule).command.split()[3]
+    for rule in CASES
+    if finding_of(rule).command.startswith("kprof ab --swap ")
+}
+
+
+def test_rules_that_name_a_kernel_are_known():
+    assert WITH_KERNEL.keys() >= {rule for rule in CASES if finding_of(rule).swap}
+    assert len(WITH_KERNEL) >= 7
+
+
+@pytest.mark.parametrize("rule", WITH_KERNEL)
+def test_a_kernel_that_fits_some_calls_is_recommended(rule):
+    fitting = rows_of(("kprof", "", 3, 6), (None, "another dtype", 2, 4))
+    (found,) = with_dry_run(rule, fitting)
+    assert (found.swap, found.command) == (finding_of(rule).swap, finding_of(rule).command)
+    assert "3 call sites" in found.dry_run
+    assert "another dtype" in found.dry_run
+
+
+@pytest.mark.parametrize("rule", WITH_KERNEL)
+@pytest.mark.parametrize("outcomes", [[(None, "another dtype", 2, 4)], []])
+def test_a_kernel_that_would_not_run_is_not_recommended(rule, outcomes):
+    (found,) = with_dry_run(rule, rows_of(*outcomes))
+    assert (found.swap, found.command) == (None, "")
+    assert found.effort != "low"
+    assert all(why in found.dry_run for _, why, *_ in outcomes)
+    # It does not become part of all swaps, and its saving stays what it was.
+    assert found.saving == finding_of(rule).saving
+
+
+@pytest.mark.parametrize("rule", WITH_KERNEL)
+@pytest.mark.parametrize(
+    "dry_run", [None, DryRun(why_not="planted"), rows_of((None, NOT_CALLED, 2, 0))]
+)
+def test_a_kernel_that_was_not_checked_is_recommended_and_the_finding_says_so(rule, dry_run):
+    (found,) = with_dry_run(rule, dry_run)
+    assert found.command == finding_of(rule).command
+    assert found.dry_run.startswith("not checked")

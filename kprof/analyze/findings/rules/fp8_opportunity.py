@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kprof.analyze.capture_quality.unanswered import why_no_ceilings, why_no_work
-from kprof.analyze.findings.claims import in_words, percent, proof, work_places
+from kprof.analyze.findings.claims import in_words, percent, recommend, work_places
 from kprof.analyze.findings.patterns import find_products
 from kprof.analyze.findings.queries import (
     is_one_of,
@@ -49,6 +49,7 @@ def check(trace: Trace) -> list[Finding]:
         f"time; the {device.name} computes GEMMs {faster:.2g} times as fast in FP8, if the model's "
         "quality allows it"
     )
+    kernel = recommend(trace, "fp8_linear", effort="high")
     return [
         Finding(
             rule="fp8_opportunity",
@@ -59,6 +60,7 @@ def check(trace: Trace) -> list[Finding]:
             details=work_places(trace, rows),
             fix=Fix(best_ns=round(BEST * took), modest_ns=round(MODEST * took)),
             # No `swap`, which would make it part of all swaps: quality has to allow it first.
-            command=proof(trace, "--swap", "fp8_linear"),
+            dry_run=kernel.dry_run,
+            command=kernel.command,
         )
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kprof.analyze.findings.claims import percent, proof, size_in_words
+from kprof.analyze.findings.claims import percent, recommend, size_in_words
 from kprof.analyze.findings.patterns import rows_of_logits
 from kprof.analyze.findings.queries import is_one_of
 from kprof.findings import Finding
@@ -30,14 +30,16 @@ def check(trace: Trace) -> list[Finding]:
         "several: the logits, their softmax and their gradient; computed in parts, beside the "
         "last layer, none of them needs to be whole"
     )
+    kernel = recommend(trace, "linear_cross_entropy")
     return [
         Finding(
             rule="logits_materialised",
             claim=claim,
             confidence="high",
-            effort="low",
+            effort=kernel.effort,
             rows=tuple(rows.tolist()),
-            swap="linear_cross_entropy",
-            command=proof(trace, "--swap", "linear_cross_entropy"),
+            swap=kernel.swap,
+            dry_run=kernel.dry_run,
+            command=kernel.command,
         )
     ]

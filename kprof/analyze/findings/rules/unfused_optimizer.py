@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kprof.analyze.findings.claims import clipped, in_words, percent, proof
+from kprof.analyze.findings.claims import clipped, in_words, percent, recommend
 from kprof.analyze.findings.queries import (
     count_steps,
     is_one_of,
@@ -55,12 +55,13 @@ def check(trace: Trace) -> list[Finding]:
         f"{whole}, {in_words(per_step(trace, took))}, {percent(share)} of the device time; a "
         "fused one passes over the parameters once"
     )
+    kernel = recommend(trace, "adamw") if is_adam else None
     return [
         Finding(
             rule="unfused_optimizer",
             claim=claim,
             confidence="high",
-            effort="low",
+            effort=kernel.effort if kernel else "low",
             rows=tuple(rows.tolist()),
             details=_operators(trace, rows),
             fix=Fix(
@@ -68,8 +69,9 @@ def check(trace: Trace) -> list[Finding]:
                 modest_ns=round((1 + ratio) / 2 * took),
                 launches=max(len(rows) // TENSORS_AT_ONCE, steps),
             ),
-            swap="adamw" if is_adam else None,
-            command=proof(trace, "--swap", "adamw") if is_adam else "",
+            swap=kernel.swap if kernel else None,
+            dry_run=kernel.dry_run if kernel else "",
+            command=kernel.command if kernel else "",
         )
     ]
 

@@ -25,6 +25,7 @@ from kprof.collect.readers.recorded.compiled_code import add_notes
 from kprof.collect.readers.recorded.sampled_counters import with_samples
 from kprof.device import Device
 from kprof.errors import TraceError, counted
+from kprof.findings import DryRun
 from kprof.trace import Recording, Trace, empty
 
 _WINDOW = re.compile(r"window-([0-9]{1,9})\.json(?:\.gz)?")
@@ -82,7 +83,9 @@ class Devices(msgspec.Struct):
     devices: list[DeviceLine] = []
 
 
-File = TypeVar("File", Recorder, Launch)
+# The file, in the folder of a process, with the table of a dry run.
+DRY_RUN = "dry_run.json"
+File = TypeVar("File", Recorder, Launch, DryRun)
 
 
 def knows(path: Path, head: bytes) -> bool:
@@ -119,6 +122,7 @@ def read(path: Path) -> Trace:
             **_driver(raw / "nvml.jsonl"),
         },
         recording=_recording(launch, recorders[0]),
+        dry_run=_dry_run(raw),
         device=_ceilings(raw),
         caveats=tuple(dict.fromkeys(caveats)),
     )
@@ -362,6 +366,19 @@ def _durations(steps: list[Step], *, on_device: bool) -> tuple[int, ...]:
     if on_device:
         return tuple(int(step.device_ns) for step in steps if step.device_ns is not None)
     return tuple(step.end_ns - step.start_ns for step in steps)
+
+
+def _dry_run(raw: Path) -> DryRun | None:
+    """Return the dry run of a swap, of all processes; None: none was made."""
+    paths = sorted(raw.glob(f"rank*-pid*/{DRY_RUN}"))
+    found = [_decoded(path, DryRun) for path in paths]
+    if not found:
+        return None
+    kernels = {kernel: None for one in found for kernel in one.kernels}
+    rows = tuple(row for one in found for row in one.rows)
+    why_not = next((one.why_not for one in found if one.why_not), "")
+    took_ns = max(one.took_ns for one in found)
+    return DryRun(tuple(kernels), rows, "" if kernels else why_not, took_ns)
 
 
 def _ceilings(raw: Path) -> Device | None:

@@ -261,6 +261,7 @@ class Recorder(Follower):
         self.on_finished: Callable[[Recording], None] = lambda recording: None
         self.on_elsewhere: Callable[[], None] = lambda: None
         self.on_own_steps: Callable[[], None] = lambda: None
+        self.on_next_end: Callable[[], None] = lambda: None
         self._is_block = self._waits_for_cuda = self._has_tried_again = False
         self.ahead = Ahead(new_window)
         self._open_step: int | None = None
@@ -449,6 +450,8 @@ class Recorder(Follower):
             self.device_clock.begin(under_way)
 
     def _step_has_ended(self, index: int, is_completed: bool) -> None:
+        if self.stage is Stage.DONE:
+            self.on_next_end()
         if self.running is not None:
             self.running.end_step(index, is_completed=is_completed)
             if index in self.running.steps:

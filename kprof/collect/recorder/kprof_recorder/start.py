@@ -1,13 +1,16 @@
 """Starts the recorder's parts in a process that has imported torch.
 
-It also swaps kernels into a recorded workload, after a step of its own code. In a process that
-never ends, it records one bounded window for every order.
+It also swaps kernels into a recorded workload, after a step of its own code, or makes a dry run of
+such a swap in the step after the window. In a process that never ends, it records one bounded
+window for every order.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import json
+import os
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from typing import Any
 import torch
 
 from .capture import PROFILER_ERRORS, watch_others
-from .compiler import keep_from_compiler
+from .compiler import keep_from_compiler, num_compiled
 from .ending import Deadline, Ending, ForkWarning, leave_without_destructors, main_thread, on_fork
 from .hooks import Hooks, listen_to_engines
 from .native import RLock
@@ -28,6 +31,7 @@ from .step_counter import Source, StepCounter
 from .trigger import Trigger
 
 REPORT = "swap.json"
+DRY_RUN = "dry_run.json"
 
 
 class Swapping:
@@ -68,6 +72,57 @@ class Swapping:
             self._swap.tell()
 
 
+class DryRun:
+    """The dry run of a swap in the step after the window: for the findings, nothing is swapped."""
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._watch: Any = None
+
+    def begin(self, folder: Path) -> None:
+        """Watch the calls of this process from here on, where kernels could run."""
+        if self._path is not None or not _can_run_kernels():
+            return
+        self._path = folder / DRY_RUN
+        if num_compiled():
+            # A swap, even a dry one, changes what the compiler's guards see.
+            self._tell("parts of the workload are compiled, and a check would compile them anew")
+            return
+        try:
+            # Imported from the workload's environment, as for a swap.
+            begin = import_module("kprof.kernels.swap.dry_run").begin
+            self._watch = begin(str(self._path))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is not the workload's
+            self._tell(f"{type(error).__name__}: {error}")
+            return
+        atexit.register(self.end)
+
+    def end(self) -> None:
+        """Watch no longer, and write what was found."""
+        if self._watch is None:
+            return
+        watch, self._watch = self._watch, None
+        atexit.unregister(self.end)
+        try:
+            watch.end()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is not the workload's
+            self._tell(f"{type(error).__name__}: {error}")
+
+    def forget(self) -> None:
+        """Watch nothing, and write nothing: this is a forked child."""
+        self._watch = None
+
+    def _tell(self, why_not: str) -> None:
+        with contextlib.suppress(OSError):
+            self._path.write_text(json.dumps({"why_not": why_not}))  # type: ignore[union-attr]
+
+
+def _can_run_kernels() -> bool:
+    """Whether there is a GPU in use, or Triton's interpreter takes its place."""
+    is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    return torch.cuda.is_initialized() or is_interpreted
+
+
 FORKED = (
     "This process was forked after torch had been imported, and trained without being recorded: "
     "torch's profiler does not survive a fork. Start it with the method spawn."
@@ -94,6 +149,7 @@ class Session:
         self.inherited: Recording | None = None
         self.fork_warning = ForkWarning()
         self.swapping: Swapping | None = None
+        self.dry_run: DryRun | None = None
 
     def follow_the_process(self) -> None:
         """Record from here to the process's end."""
@@ -112,6 +168,9 @@ class Session:
         if settings.swap:
             self.swapping = Swapping(settings.swap, settings.raw.parent, self.recorder.problems)
             self.recorder.on_own_steps = self.swapping.make
+        elif settings.trigger is None:
+            self.dry_run = DryRun()
+            self.recorder.on_next_end = self.dry_run.end
         if settings.trigger is not None:
             self.on_demand = OnDemand(self.recorder, self.outcome, self.recorder.settings)
             return
@@ -148,6 +207,8 @@ class Session:
         self.outcome.export(recording)
         if self.swapping is not None:
             self.swapping.tell()
+        if self.dry_run is not None:
+            self.dry_run.begin(self.outcome.folder)
         if self.on_demand is not None:
             self.on_demand.window_ends()
         if self.ending is not None:
@@ -196,6 +257,8 @@ class Session:
             atexit.register(hush)
         if self.ending is not None:
             self.ending.forget()
+        if self.dry_run is not None:
+            self.dry_run.forget()
         self.recorder.abandon()
         self.hooks.on_step = self.say_forked
         torch.autograd._enable_record_function(False)
@@ -229,6 +292,10 @@ class Session:
     def finish(self) -> None:
         """Write the recording; the workload's own end goes on in any case."""
         self.forget_deadline()
+        if self.dry_run is not None:
+            # No step comes after a window that the end of the process closes.
+            self.dry_run.end()
+            self.dry_run = None
         if self.recorder.is_broken and not self.recorder.problems:
             return
         with contextlib.suppress(*PROFILER_ERRORS):

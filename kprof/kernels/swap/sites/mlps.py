@@ -165,6 +165,15 @@ class Given(Module):
         return torch.empty(0, dtype=torch.float32 if self.result is None else self.result.dtype)
 
 
+class GivenOnce(Given):
+    """A layer that gives its tensor away, and keeps no reference to it."""
+
+    def __call__(self, *args: Any) -> Any:
+        """Return the tensor."""
+        result, self.result = self.result, None
+        return result
+
+
 def modes() -> object:
     """Return torch's modes: gradients, inference and autocast."""
     devices = [one for one in ("cpu", "cuda") if torch.amp.is_autocast_available(one)]
@@ -603,7 +612,10 @@ def _gated(
         decision = known.get(key) or decide(key, (gate, up, *options))
         decision.num_calls += 1
         if decision.function is None:
-            return original(_with_results(self, {first: gate, second: up}), x)
+            given = _with_results(self, {first: gate, second: up})
+            # The original frees them before its last layer, where no gradient needs them.
+            del gate, up
+            return original(given, x)
         run = run_without_keeping if decision.provider == LEAN else run_on
         return run(children[last], partial(decision.function, gate, up, *options))
 
@@ -629,11 +641,11 @@ def _are_as_found(children: Mapping[str, Any], found: Mapping[str, Any]) -> bool
 
 
 def _with_results(module: Module, results: dict[str | None, Tensor | None]) -> Module:
-    """Return a module that runs the code with these results of layers."""
+    """Return a module that runs the code with these results of layers, each of them once."""
     children = dict(module._modules)
     for name, result in results.items():
         if name is not None:
-            children[name] = layer = Given(children[name])
+            children[name] = layer = GivenOnce(children[name])
             layer.result = result
     return CallProxy(module, children).clone
 

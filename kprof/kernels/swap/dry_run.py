@@ -1,0 +1,74 @@
+"""Dry run: which calls of one step kernels would take, and why not the others.
+
+After the recording, `kprof run` loads this module in the workload. For one step all kernels are
+swapped in as in a swap, but every call runs the original: no kernel is compiled or launched. So
+the workload's results are bit for bit as without it. The findings read the table.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from kprof.findings import NOT_CALLED, DryRun, DryRunRow
+from kprof.kernels.swap.providers import WITH_SITES
+from kprof.kernels.swap.sites.function_calls import FUNCTIONS
+from kprof.kernels.swap.swap_report import SiteReport
+from kprof.kernels.swap.swapping import Swap
+
+# They change the forward of a layer, which other kernels use. No finding names them.
+NOT_ASKED = {"add_rmsnorm", "add_layernorm"}
+# Sites of a whole process, which are there without a call.
+OF_PROCESS = {function.__name__ for function in FUNCTIONS}
+
+
+class Watch:
+    """A dry run under way."""
+
+    def __init__(self, path: Path) -> None:
+        """Find the call sites of this process, and watch their calls from here on."""
+        began_ns = time.perf_counter_ns()
+        self._path = path
+        self._kernels = sorted(WITH_SITES - NOT_ASKED)
+        self._swap = Swap(None, self._kernels, is_dry=True)
+
+        self._swap.__enter__()
+        self._took_ns = time.perf_counter_ns() - began_ns
+
+    def end(self) -> None:
+        """Restore the workload, and write the table."""
+        began_ns = time.perf_counter_ns()
+        self._swap.__exit__(None, None, None)
+        rows = tuple(rows_of(self._swap.sites))
+        partial = self._path.with_suffix(f".{os.getpid()}.partial")
+        took_ns = self._took_ns + time.perf_counter_ns() - began_ns
+        partial.write_text(json.dumps(asdict(DryRun(tuple(self._kernels), rows, "", took_ns))))
+        partial.replace(self._path)
+
+
+def rows_of(sites: tuple[SiteReport, ...]) -> Iterator[DryRunRow]:
+    """Yield the table of these sites: alike outcomes of a kernel in one row, most sites first."""
+    num_sites: Counter[tuple[str, str | None, str]] = Counter()
+    num_calls: Counter[tuple[str, str | None, str]] = Counter()
+    for site in sites:
+        if site.skipped is not None:
+            num_sites[site.kernel, None, site.skipped] += 1
+        elif not site.calls and site.name not in OF_PROCESS:
+            num_sites[site.kernel, None, NOT_CALLED] += 1
+        for calls in site.calls:
+            outcome = (site.kernel, calls.provider, calls.why or "")
+            num_sites[outcome] += 1
+            num_calls[outcome] += calls.num_calls
+    for outcome, number in num_sites.most_common():
+        kernel, provider, why = outcome
+        yield DryRunRow(kernel, provider, why, number, num_calls[outcome])
+
+
+def begin(path: str) -> Watch:
+    """Begin a dry run of all kernels in this process, whose table goes to `path`."""
+    return Watch(Path(path))

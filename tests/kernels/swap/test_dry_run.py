@@ -1,0 +1,208 @@
+"""The dry run of a swap: it tells what a swap would do, and changes nothing."""
+
+import tests.kernel_interpreter  # noqa: F401, I001 - first, before anything imports Triton.
+
+import json
+import random
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+from kprof.errors import KprofError
+from kprof.findings import NOT_CALLED
+from kprof.kernels.swap import dry_run
+from kprof.kernels.swap.swapping import Swap
+from tests.kernels.kernel_checks import INTERPRETED
+from tests.kernels.swap_models import Attention, GemmaNorm, Mlp, Model, Norm, snapshot, tokens
+
+pytestmark = INTERPRETED
+
+
+class Dropping(nn.Module):
+    """A model whose results depend on the random state."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.mlp, self.drop = GemmaNorm(16), Mlp(16), nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.drop(self.mlp(self.norm(x))).sum()
+
+
+def llama(dtype=torch.bfloat16):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100}
+    config = transformers.AutoConfig.for_model("llama", **sizes)
+    return transformers.AutoModelForCausalLM.from_config(config).to(dtype)
+
+
+IDS = torch.arange(20).view(2, 10)
+# Model, and the loss of a step.
+WORKLOADS = {
+    "model": (Model, lambda model: model(tokens(), tokens())),
+    "dropout": (Dropping, lambda model: model(torch.randn(4, 16))),
+    "alone": (
+        lambda: nn.Sequential(nn.Linear(16, 16), Norm(16)),
+        lambda m: m(torch.ones(2, 16)).sum(),
+    ),
+    "llama": (llama, lambda model: model(input_ids=IDS, labels=IDS).loss),
+    "autocast": (lambda: llama(torch.float32), lambda m: under_autocast(m)),
+    "inference": (llama, lambda model: generated(model)),
+}
+
+
+def under_autocast(model):
+    with torch.autocast("cpu", torch.bfloat16):
+        return model(input_ids=IDS, labels=IDS).loss
+
+
+def generated(model):
+    with torch.no_grad():
+        return model.generate(IDS, max_new_tokens=3, do_sample=True, pad_token_id=0)
+
+
+def made(name):
+    torch.manual_seed(5)
+    model = WORKLOADS[name][0]()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    return model, optimizer, scheduler
+
+
+def step(name, model, optimizer, scheduler):
+    """Return the bits that a step leaves."""
+    result = WORKLOADS[name][1](model)
+    if result.requires_grad:
+        result.backward()
+    gradients = [one.grad for one in model.parameters()]
+    gradients = [one if one is None else one.clone() for one in gradients]
+    optimizer.step()
+    scheduler.step()
+    optimizer.zero_grad()
+    return result.detach(), gradients, [one.detach().clone() for one in model.parameters()]
+
+
+def own(things):
+    """Return what a swap replaces in a model and its optimizer."""
+    model, optimizer, _ = things
+    modules = [
+        (vars(one).get("forward"), vars(one).get("_loss_function")) for one in model.modules()
+    ]
+    return modules, vars(optimizer)["step"]
+
+
+def states():
+    return torch.get_rng_state(), random.getstate()
+
+
+def watched(tmp_path, name, things, *, is_dry=True):
+    """Return the bits of three steps, with the dry run of the second, and its table."""
+    path = tmp_path / "dry_run.json"
+    found = [step(name, *things)]
+    watch = dry_run.begin(str(path)) if is_dry else None
+    found.append(step(name, *things))
+    if watch is not None:
+        watch.end()
+    found += [step(name, *things), states()]
+    return found, json.loads(path.read_text())["rows"] if is_dry else None
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_dry_run_changes_no_bit_and_leaves_everything_as_it_was(tmp_path, name):
+    wanted, _ = watched(tmp_path, name, made(name), is_dry=False)
+    things = made(name)
+    before = own(things)
+    found, _ = watched(tmp_path, name, things)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    assert own(things) == before
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_swap_does_what_the_dry_run_told(tmp_path, name):
+    things = made(name)
+    _, rows = watched(tmp_path, name, things)
+    for kernel in {row["kernel"] for row in rows} - {"fp8_linear"}:
+        told = Counter()
+        for row in rows:
+            if row["kernel"] == kernel and row["why"] != NOT_CALLED:
+                told[row["provider"], row["why"]] += row["num_calls"]
+        try:
+            swap = Swap(None, [kernel])
+        except KprofError as error:
+            # Gluon has no interpreter.
+            assert all(provider is None for provider, _ in told), error
+            continue
+        with swap:
+            step(name, *things)
+        done = Counter()
+        for site in swap.sites:
+            if site.skipped is not None:
+                done[None, site.skipped] += 0
+            for calls in site.calls:
+                done[calls.provider, calls.why or ""] += calls.num_calls
+        assert done == told, kernel
+
+
+def test_a_kernel_is_neither_launched_nor_compiled(tmp_path, monkeypatch):
+    from kprof.kernels import norm
+
+    monkeypatch.setattr(norm, "rmsnorm", lambda *arguments: pytest.fail("it was launched"))
+    _, rows = watched(tmp_path, "model", made("model"))
+    assert ("rmsnorm", "kprof", 4) in {(r["kernel"], r["provider"], r["num_calls"]) for r in rows}
+
+
+def test_an_error_while_sites_are_entered_leaves_everything_as_it_was(monkeypatch):
+    from kprof.kernels.swap.site import Site
+
+    model = Model()
+    before, entered, enter = snapshot(model), [], Site.enter
+
+    def failing(site):
+        if len(entered) == 3:
+            raise RuntimeError("planted")
+        entered.append(site)
+        enter(site)
+
+    monkeypatch.setattr(Site, "enter", failing)
+    with pytest.raises(RuntimeError, match="planted"):
+        Swap([model], ["rmsnorm"]).__enter__()
+    assert snapshot(model) == before
+
+
+def test_a_gated_mlp_in_a_dry_run_frees_its_products_before_its_last_layer():
+    import weakref
+
+    held = []
+
+    class Watching(nn.Linear):
+        def forward(self, x):
+            out = super().forward(x)
+            held.append(weakref.ref(out))
+            return out
+
+    class Last(nn.Linear):
+        def forward(self, x):
+            self.num_alive = sum(one() is not None for one in held)
+            return super().forward(x)
+
+    model = Mlp(16)
+    model.gate_proj, model.up_proj = Watching(16, 32), Watching(16, 32)
+    model.down_proj = Last(32, 16)
+    with torch.no_grad(), Swap([model], ["swiglu"], is_dry=True) as swap:
+        model(torch.ones(2, 16))
+    assert [calls.num_calls for site in swap.sites for calls in site.calls] == [1]
+    assert model.down_proj.num_alive == 0
+
+
+def test_call_sites_without_a_call_have_a_row_of_their_own():
+    model = nn.ModuleList([Attention(16), Attention(16)])
+    with Swap([model], ["rope"], is_dry=True) as swap:
+        model[0](torch.ones(1, 3, 16), torch.ones(1, 3, 8), torch.ones(1, 3, 8))
+    rows = list(dry_run.rows_of(swap.sites))
+    assert {(row.provider, row.why, row.num_sites, row.num_calls) for row in rows} == {
+        ("kprof", "", 1, 1),
+        (None, NOT_CALLED, 1, 0),
+    }
