@@ -196,7 +196,7 @@ def check_tokens(family):
     asked = {"attention_mask": mask, "max_new_tokens": 100, "do_sample": False}
     expected = model.generate(tokens, **asked)
     notes = []
-    decoding = Decoding(model)
+    decoding = Decoding(decoder_of(model))
     found = generate(model, model.generate, decoding, notes.append, tokens, **asked)
     again = generate(model, model.generate, decoding, notes.append, tokens, **asked)
     stops = [int(expected[0, 90]), int(expected[1, 120]), int(expected[2, 80])]
@@ -410,7 +410,7 @@ def measure_first(name, model, tokens, runs, reach):
     }
     eager = times_ms(lambda: model.generate(tokens, **asked), 4)
     notes = []
-    decoding = Decoding(model)
+    decoding = Decoding(decoder_of(model))
     ours = functools.partial(generate, model, model.generate, decoding, notes.append)
     found = times_ms(lambda: ours(tokens, **asked), runs)
     joules = joules_of(lambda: ours(tokens, **asked))

@@ -31,6 +31,7 @@ HOMES = {
     "attention_forward": "attention.attention_forward",
     "attention_fp8": "attention.attention_fp8",
     "cross_entropy": "cross_entropy.cross_entropy",
+    "decode": "decode.decode",
     "decode_attention": "decode_attention.decode_attention",
     "fp8_linear": "fp8.fp8_linear",
     "geglu": "gated",

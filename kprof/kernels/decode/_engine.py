@@ -46,7 +46,7 @@ class Tiling:
 
     def block(self, columns: int) -> int:
         """Return the inputs of a tile: 16 bytes a thread in 16 bits, fewer for short vectors."""
-        return min(256 * self.warps, next_power_of_two(columns))
+        return min(256 * self.warps, max(8, next_power_of_two(columns)))
 
     def num_chunks(self, columns: int) -> int:
         """Return how many tiles cover all inputs."""
@@ -119,8 +119,7 @@ class Engine:
         self.tilings = tilings or tilings_of(decoder, batch)
         device, dtype = decoder.device, decoder.dtype
         self.is_cuda = device.type == "cuda"
-        # Programmatic dependent launch begins with Hopper.
-        self.pdl = self.is_cuda and torch.cuda.get_device_capability(device) >= (9, 0)
+        self.pdl = launches_early(device)
         self.stream = torch.cuda.Stream(device) if self.is_cuda else None
 
         def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -289,56 +288,27 @@ class Engine:
         else:
             self.launch_next(self.best, self.candidates)
 
-    def _launch_linear(
-        self,
-        x: Tensor,
-        gain: Tensor | None,
-        weights: tuple[Weight, ...],
-        y: Tensor,
-        tiling: Tiling,
-    ) -> None:
-        """Multiply x by weights; into y with a norm, or added to it without."""
-        columns = x.shape[1]
-        sizes = [one.weight.shape[0] for one in weights] + [0] * (3 - len(weights))
-        matrices = [one.weight for one in weights] + [weights[0].weight] * (3 - len(weights))
-        biases = [x if one.bias is None else one.bias for one in weights]
-        biases += [x] * (3 - len(weights))
-        grid = sum(triton.cdiv(size, tiling.rows) for size in sizes)
-        _step.linear_kernel[(grid,)](
-            x,
-            x if gain is None else gain,
-            *matrices,
-            *biases,
-            y,
-            self.copy,
-            *sizes,
-            self.decoder.eps,
-            K=columns,
-            BLOCK=tiling.block(columns),
-            ROWS=tiling.rows,
-            AHEAD=tiling.ahead,
-            BATCH=self.batch,
-            HAS_NORM=gain is not None,
-            ADD_ONE=self.decoder.adds_one,
-            IS_STACKED=len(weights) > 1,
-            HAS_BIAS=weights[0].bias is not None,
-            IS_ADDED=gain is None,
-            **self._options(tiling.warps),
-        )
-
     def _options(self, warps: int) -> dict[str, Any]:
-        options: dict[str, Any] = {"PDL": self.pdl, "num_warps": warps}
-        return {**options, "launch_pdl": True} if self.pdl else options
+        return launch_options(warps, self.pdl)
 
     def launch_qkv(self, layer: Layer) -> None:
         """Normalise the residual stream and project it to queries, keys and values."""
-        weights = (layer.q, layer.k, layer.v)
-        gain = layer.before_attention
-        self._launch_linear(self.copy, gain, weights, self.qkv, self.tilings.qkv)
+        weights, tiling = (layer.q, layer.k, layer.v), self.tilings.qkv
+        launch_linear(
+            self.copy,
+            layer.before_attention,
+            weights,
+            self.qkv,
+            tiling,
+            self._options(tiling.warps),
+            eps=self.decoder.eps,
+            adds_one=self.decoder.adds_one,
+        )
 
     def launch_added(self, weight: Weight, x: Tensor, tiling: Tiling) -> None:
         """Add the product of x to the residual stream."""
-        self._launch_linear(x, None, (weight,), self.residual, tiling)
+        options = self._options(tiling.warps)
+        launch_linear(x, None, (weight,), self.residual, tiling, options, copy=self.copy)
 
     def launch_attention(self, layer: Layer, index: int) -> None:
         """Append to the cache of a layer, and attend to it."""
@@ -445,6 +415,61 @@ class Engine:
             STOPS=MOST_STOPS,
             **self._options(8),
         )
+
+
+def launches_early(device: torch.device) -> bool:
+    """Return whether a kernel may start before the one before it ends: from Hopper on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def launch_options(warps: int, pdl: bool) -> dict[str, Any]:
+    """Return what each launch has in common."""
+    options: dict[str, Any] = {"PDL": pdl, "num_warps": warps}
+    return {**options, "launch_pdl": True} if pdl else options
+
+
+def launch_linear(
+    x: Tensor,
+    gain: Tensor | None,
+    weights: tuple[Weight, ...],
+    y: Tensor,
+    tiling: Tiling,
+    options: dict[str, Any],
+    *,
+    copy: Tensor | None = None,
+    eps: float = 0.0,
+    adds_one: bool = False,
+) -> None:
+    """Multiply rows x by weights into y; with a copy, add to y, and copy the sum in its dtype.
+
+    With the gain of a norm, x is normalised before.
+    """
+    others = 3 - len(weights)
+    sizes = [one.weight.shape[0] for one in weights] + [0] * others
+    matrices = [one.weight for one in weights] + [weights[0].weight] * others
+    biases = [x if one.bias is None else one.bias for one in weights] + [x] * others
+    columns = x.shape[1]
+    _step.linear_kernel[(sum(triton.cdiv(size, tiling.rows) for size in sizes),)](
+        x,
+        x if gain is None else gain,
+        *matrices,
+        *biases,
+        y,
+        y if copy is None else copy,
+        *sizes,
+        eps,
+        K=columns,
+        BLOCK=tiling.block(columns),
+        ROWS=tiling.rows,
+        AHEAD=tiling.ahead,
+        BATCH=x.shape[0],
+        HAS_NORM=gain is not None,
+        ADD_ONE=adds_one,
+        IS_STACKED=len(weights) > 1,
+        HAS_BIAS=weights[0].bias is not None,
+        IS_ADDED=copy is not None,
+        **options,
+    )
 
 
 def _padded_length(count: int) -> int:

@@ -178,15 +178,16 @@ def _why_changed(model: Module) -> str | None:
     home = type(model).__module__
     for name, module in model.named_modules():
         cls = type(module)
-        is_own = cls.__module__ == home or cls.__module__.startswith(
-            ("torch.nn.modules", "transformers.activations")
-        )
-        if not is_own:
+        if not cls.__module__.startswith((home, "torch.nn.modules", "transformers.activations")):
             return f"{name} is a {cls.__module__}.{cls.__name__}"
-        if "forward" in module.__dict__ and module is not model:
-            return f"the forward of {name} was replaced"
+        if "forward" in module.__dict__:
+            return f"the forward of {name or cls.__name__} was replaced"
         if module._forward_hooks or module._forward_pre_hooks:
             return f"{name or cls.__name__} has hooks"
+    return _why_not_stored(model)
+
+
+def _why_not_stored(model: Module) -> str | None:
     parameters = list(model.parameters())
     if {one.dtype for one in parameters} - {parameters[0].dtype}:
         return "its weights have several dtypes"

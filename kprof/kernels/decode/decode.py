@@ -8,21 +8,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import functional
 
+from kprof.kernels import OURS, Kernel, Provider, Shape, Work
 from kprof.kernels.decode._engine import (
     GREEDY,
     MOST_STOPS,
     STEPS_OF_GRAPH,
     Engine,
     Sampling,
+    launch_linear,
+    launch_options,
+    launches_early,
+    tiling_of,
 )
-from kprof.kernels.decode._model import MOST_BATCH, Decoder, decoder_of
+from kprof.kernels.decode._model import DTYPES, MOST_BATCH, Decoder, Weight
 from kprof.kernels.runtime import IS_INTERPRETED
+
+if TYPE_CHECKING:
+    from kprof.kernels.correctness.inputs import Draw
 
 # Seconds between two looks at the tokens, and without a new one until that is an error.
 POLL_S = 20e-6
@@ -30,7 +38,10 @@ PATIENCE_S = 30.0
 # Of the logits of one token, kernels against the model: relative error that is not rounding.
 MOST_ERROR = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
 # Arguments of `generate` with which the model's own runs.
-UNKNOWN_ARGUMENTS = ("position_ids", "past_key_values", "inputs_embeds", "custom_generate")
+UNKNOWN_ARGUMENTS = (
+    *("position_ids", "past_key_values", "inputs_embeds", "custom_generate"),
+    *("assistant_model", "prompt_lookup_num_tokens", "prefix_allowed_tokens_fn"),
+)
 # Logits processors by name, and what they set in a `Sampling`.
 PROCESSORS = {
     "TemperatureLogitsWarper": ("temperature", "temperature"),
@@ -45,13 +56,12 @@ Note = Callable[[str], None]
 
 
 class Decoding:
-    """The decoding of one model: its engines, and why calls run the model's own loop."""
+    """The decoding of one model: its engines, and why they cannot run."""
 
-    def __init__(self, model: Module) -> None:
-        """Read the weights; `problem` says why the model is not supported."""
-        found = decoder_of(model)
-        self.problem = found if isinstance(found, str) else _why_no_device(found)
-        self.decoder = None if isinstance(found, str) else found
+    def __init__(self, decoder: Decoder) -> None:
+        """Decode with these weights where they are now."""
+        self.decoder = decoder
+        self.problem = _why_no_device(decoder)
         self._addresses = self._addresses_now()
         self._engines: dict[int, Engine] = {}
         self._is_checked = False
@@ -60,7 +70,6 @@ class Decoding:
         """Return the engine for a batch, whose cache has room for `length` tokens."""
         engine = self._engines.get(batch)
         if engine is None or engine.length < length:
-            assert self.decoder is not None
             # Frees the smaller cache first.
             engine = None
             self._engines.pop(batch, None)
@@ -72,12 +81,11 @@ class Decoding:
         return self._addresses == self._addresses_now()
 
     def _addresses_now(self) -> list[int]:
-        decoder = self.decoder
-        return [] if decoder is None else [one.data_ptr() for one in decoder.weights()]
+        return [one.data_ptr() for one in self.decoder.weights()]
 
     def why_wrong(self, model: Any) -> str | None:
         """Compare the logits of one token with the model's, once; return why they differ."""
-        if self._is_checked or self.decoder is None:
+        if self._is_checked or self.problem is not None:
             return self.problem
         self._is_checked = True
         decoder = self.decoder
@@ -121,11 +129,7 @@ def generate(
         args: Of `generate`.
         kwargs: Of `generate`.
     """
-    why = decoding.problem or _why_not_arguments(args, kwargs)
-    if why is None and not decoding.is_current():
-        why = "its weights have moved since"
-    if why is None:
-        why = decoding.why_wrong(model)
+    why = _why_not_now(model) or _why_not_arguments(args, kwargs) or decoding.why_wrong(model)
     if why is not None:
         note(why)
         return original(*args, **kwargs)
@@ -149,11 +153,15 @@ def generate(
     return original(*args, **kwargs, custom_generate=loop)
 
 
+def _why_not_now(model: Any) -> str | None:
+    if model.training:
+        return "the model is training"
+    # Not in the dtype of its weights.
+    return "autocast is on" if torch.is_autocast_enabled(model.device.type) else None
+
+
 def _why_not_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     for name in UNKNOWN_ARGUMENTS:
-        if kwargs.get(name) is not None:
-            return f"it is called with {name}"
-    for name in ("assistant_model", "prompt_lookup_num_tokens", "prefix_allowed_tokens_fn"):
         if kwargs.get(name) is not None:
             return f"it is called with {name}"
     return "it is called with more than one argument by position" if len(args) > 1 else None
@@ -313,3 +321,66 @@ def _awaited(engine: Engine, step: int) -> list[int]:
         time.sleep(POLL_S)
         row = engine.arrived(step)
     return row
+
+
+EPS = 1e-6
+
+
+def normed_product(x: Tensor, gain: Tensor, weight: Tensor) -> Tensor:
+    """Return the RMS norm of rows (B, K) times weights (N, K), the first kernel of a layer."""
+    x, gain, weight = x.contiguous(), gain.contiguous(), weight.contiguous()
+    # Of the largest batch, so that a row has the same sums in all.
+    tiling = tiling_of(x.shape[1], batch=MOST_BATCH)
+    y = torch.empty(x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
+    if y.numel():
+        options = launch_options(tiling.warps, launches_early(x.device))
+        launch_linear(x, gain, (Weight(weight, None),), y, tiling, options, eps=EPS)
+    return y.to(x.dtype)
+
+
+def _reference(x: Tensor, gain: Tensor, weight: Tensor) -> Tensor:
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)
+    return functional.linear(gain * wide.to(x.dtype), weight)
+
+
+def _refuses(x: Tensor, gain: Tensor, weight: Tensor) -> str | None:
+    if x.dim() != 2 or weight.dim() != 2 or gain.shape != x.shape[1:]:
+        return f"x {tuple(x.shape)}, gain {tuple(gain.shape)}, weight {tuple(weight.shape)}"
+    if weight.shape[1] != x.shape[1] or not x.shape[1]:
+        return f"{x.shape[1]} columns, weights for {weight.shape[1]}"
+    if x.dtype not in DTYPES or gain.dtype != x.dtype or weight.dtype != x.dtype:
+        return f"x in {x.dtype}, gain in {gain.dtype}, weight in {weight.dtype}"
+    return None if x.shape[0] <= MOST_BATCH else f"{x.shape[0]} rows, more than {MOST_BATCH}"
+
+
+def _inputs(shape: Shape, draw: Draw) -> tuple[Any, ...]:
+    rows, columns, outputs = shape
+    weight = draw.plain(outputs, columns, scale=max(columns, 1) ** -0.5)
+    return draw(rows, columns), draw.plain(columns, scale=0.1, shift=1.0), weight
+
+
+def _work(x: Tensor, gain: Tensor, weight: Tensor) -> Work:
+    """Count one product; x, gain and weight are read, and the result is written."""
+    elements = x.numel() + gain.numel() + weight.numel() + x.shape[0] * weight.shape[0]
+    return Work(2 * x.shape[0] * weight.numel(), elements * x.element_size())
+
+
+KERNEL = Kernel(
+    name="decode",
+    replaces="generate of causal language models; the gate checks its product with a norm before",
+    reference=_reference,
+    truth=_reference,
+    providers=(
+        Provider(OURS, lambda: normed_product, "kprof"),
+        Provider("aten", lambda: _reference),
+        Provider("inductor", lambda: torch.compile(_reference, dynamic=False)),
+    ),
+    refuses=_refuses,
+    inputs=_inputs,
+    work=_work,
+    shapes=((1, 2_048, 3_072), (8, 2_048, 3_072)),
+    edges=((1, 8, 1), (3, 37, 5), (2, 1_536, 9), (8, 264, 17)),
+    reach=(MOST_BATCH,),
+    rows=(0,),
+)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # Modules by the kernels that they find call sites for: a swap imports no others. They are asked in
 # this order; `function_calls` takes what the others leave.
 FAMILIES = {
+    "decoders": ("decode",),
     "mlps": ("swiglu", "geglu"),
     "heads": ("linear_cross_entropy",),
     "linears": ("fp8_linear",),
