@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from kprof.analyze.attribution.call_tree import is_evaluation, is_node, nearest
-from kprof.analyze.attribution.steps import step_rows
+from kprof.analyze.attribution.steps import CROSSING_NS, step_rows
 from kprof.analyze.idle.causes import SYNCHRONIZING_CALL
 from kprof.analyze.idle.host_state import matching
 from kprof.analyze.intervals import NOTHING
@@ -23,6 +23,7 @@ from kprof.trace import Trace, once_per_tables
 QUEUE_HOLDS = 1_000
 # A launch so many times as long as one into a queue with room was held.
 HELD = 2
+LONG_AFTER_NS = 2**62
 
 BEGIN, WAIT_END, MARK = 0, 1, 2
 
@@ -89,9 +90,12 @@ def find_program(trace: Trace) -> HostProgram:
     what = np.repeat(np.array([BEGIN, WAIT_END, MARK]), sizes)
     time_ns = np.concatenate([start[calls], end[waiting], start[steps], end[steps]])
     program = _programs(trace, calls, steps)[row]
-    # A call begins after what ended at that moment, unless that is itself.
+    # A call begins after what ended at that moment, unless that is itself; an edge of a step does
+    # not cut a wait from its begin.
     is_ending = (what == WAIT_END) & (end[row] > start[row])
-    order = np.lexsort([what, ~is_ending, time_ns, program])
+    rounded_ns = _before_waits(time_ns, what, program, start[waiting])
+    order = np.lexsort([what, what != MARK, ~is_ending, rounded_ns, program])
+    time_ns = np.where(what == MARK, rounded_ns, time_ns)
     return HostProgram(
         time_ns[order],
         program[order],
@@ -100,6 +104,22 @@ def find_program(trace: Trace) -> HostProgram:
         what[order],
         awaits[row[order]],
     )
+
+
+def _before_waits(
+    time_ns: np.ndarray, what: np.ndarray, program: np.ndarray, waits_ns: np.ndarray
+) -> np.ndarray:
+    """Return the times of points, edges of steps that lie barely within a wait at its begin."""
+    moved_ns = time_ns.copy()
+    of_waits = program[what == WAIT_END]
+    for one in np.unique(program[what == MARK]):
+        begins = np.sort(waits_ns[of_waits == one])
+        marks = np.flatnonzero((what == MARK) & (program == one))
+        at = np.searchsorted(begins, time_ns[marks], side="right") - 1
+        begun = np.append(begins, LONG_AFTER_NS)[at]
+        is_within = (begun <= time_ns[marks]) & (time_ns[marks] - begun <= CROSSING_NS)
+        moved_ns[marks[is_within]] = begun[is_within]
+    return np.asarray(moved_ns)
 
 
 def _blocking(trace: Trace, end: np.ndarray) -> np.ndarray:

@@ -248,3 +248,22 @@ def test_removing_what_no_recorded_host_launched_may_save_nothing():
     # Not all of the window of 51 µs: its gap is not known to go.
     assert (removed.shortest_step_ns, removed.longest_step_ns) == (49_000, 51_000)
     assert (faster.shortest_step_ns, faster.longest_step_ns) == (50_720, 51_000)
+
+
+@pytest.mark.parametrize("late_ns", [-500, 0, 500])
+def test_a_wait_at_the_edge_of_a_step_stays_a_wait(late_ns):
+    steps = cycle(synchronize(host_ns=1_000), *[kernel("mm", 100_000)] * 4, number=5)
+    trace = Machine().run(steps)
+    calls = trace.ranges["name"] == "cudaDeviceSynchronize"
+    begins = trace.ranges["start_ns"].where(calls)
+    # Each step but the first begins at its call, or a clock's resolution beside it.
+    starts, ends = trace.ranges["start_ns"].copy(), trace.ranges["start_ns"].copy()
+    ends += trace.ranges["duration_ns"]
+    marks = trace.ranges.index[trace.ranges["kind"] == "step"]
+    for before, after, begin in zip(marks, marks[1:], begins.dropna().iloc[1:], strict=False):
+        ends[before] = starts[after] = int(begin) + late_ns
+    trace = trace.with_ranges(start_ns=starts, duration_ns=ends - starts)
+    baseline = find_baseline(analyze(trace))
+    assert baseline.error == 0
+    gained = baseline.step_ns - predict([doubled(MM)], baseline).predicted_step_ns
+    assert gained == pytest.approx(4 * 50_000, rel=0.02)
