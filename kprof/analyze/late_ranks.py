@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from kprof.analyze.attribution.steps import before_launches
+from kprof.analyze.attribution.steps import outside_steps
 from kprof.analyze.groupings import measure_elapsed
 from kprof.analyze.idle.causes import collective_waits
 from kprof.trace import Trace
@@ -137,7 +137,7 @@ def _units(waits: pd.DataFrame) -> tuple[NDArray[np.int64], bool]:
 def _elapsed_ns(trace: Trace, *, are_steps: bool) -> float:
     """Return the time of all units together: of all steps, or of the window."""
     ranges = trace.ranges
-    is_lead = before_launches(trace)[0]
+    is_lead = outside_steps(trace)
     elapsed = measure_elapsed(trace.kernels[~is_lead] if is_lead.any() else trace.kernels)
     if not are_steps or not len(ranges):
         return float(elapsed)

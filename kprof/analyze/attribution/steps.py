@@ -43,6 +43,8 @@ _OF_LIBRARIES = re.compile(
 _OF_HOST = ("op", "runtime", "module", "range", "phase")
 # A first interval with fewer of the launches of the others began before the recording.
 _WHOLE = 0.9
+# A larger share of the launches of steps between them is a part of each step.
+_MOST_BETWEEN = 0.01
 # Ranges outside of which more than this share of launches was made are no steps.
 _MOST_OUTSIDE = 0.5
 
@@ -383,16 +385,18 @@ def _steps_of_ranks(trace: Trace) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class Lead:
-    """The part of the recording in no step, before the first one; in host mode also after the last.
+    """The part of the recording in no step, before the first one or after the last.
 
     A recording may begin while launches from before it still wait in the queue of the device, and
-    hold launches of before its first step.
+    hold launches of before its first step, as of another step that is not whole. It may go on after
+    the last one, with a final copy or with a part of the next step.
     """
 
     kernels: np.ndarray
-    """Whether each row of `kernels` was launched before the first step; began outside the steps."""
+    """Whether each row of `kernels` was launched in no step; in host mode, began in none."""
     idle_ns: np.ndarray
-    """How much of each row of `idle` lies before the device began with the first step; outside."""
+    """How much of each row of `idle` lies before the device began with the first step, or after it
+    ended with the last."""
     of_gpus: dict[tuple[int, int], int]
     """How much time of each GPU, by rank and device, that is; none of a GPU is left out."""
 
@@ -404,7 +408,7 @@ class Lead:
 
 @once_per_trace
 def find_lead(trace: Trace) -> Lead:
-    """Return what was launched before the first step, and the idle time until that step began.
+    """Return what was launched before the first step or after the last, and the idle time there.
 
     `of_gpus` follows from `kernels` and `ranges` alone: it stays as it is where a pass shortens
     the rows of `idle`.
@@ -412,10 +416,11 @@ def find_lead(trace: Trace) -> Lead:
     if trace.is_host_only:
         return _outside_on_the_host(trace)
     kernels, idle = trace.kernels, trace.idle
-    rows, ends_ns = before_launches(trace)
-    before_ns = np.zeros(len(idle), dtype=np.int64)
-    if not ends_ns:
-        return Lead(rows, before_ns, {})
+    ends_ns, is_after = before_launches(trace)[1], after_launches(trace)
+    rows = outside_steps(trace)
+    outside_ns = np.zeros(len(idle), dtype=np.int64)
+    if not rows.any():
+        return Lead(rows, outside_ns, {})
     spans = _spans(trace)
     idle_start = idle["start_ns"].to_numpy(np.int64)
     idle_took = idle["duration_ns"].to_numpy(np.int64)
@@ -424,16 +429,24 @@ def find_lead(trace: Trace) -> Lead:
     allotted, of_gpus = np.where(rows, allotted_time(trace), 0), {}
     for mine in rows_by(kernels, "rank", "device"):
         rank, device = (int(kernels[column].iloc[mine[0]]) for column in ("rank", "device"))
-        if rank not in {of for of, _ in ends_ns}:
+        span = spans[rank]
+        begins_ns, last_ns = span.begin_ns, span.end_ns
+        if rank in {of for of, _ in ends_ns}:
+            begins_ns = max(span.first_ns, ends_ns.get((rank, device), begins_ns))
+        if is_after[kernels["rank"].to_numpy() == rank].any():
+            last_ns = int(end[mine][~is_after[mine]].max(initial=span.last_ns))
+        if (begins_ns, last_ns) == (span.begin_ns, span.end_ns) and not rows[mine].any():
             continue
-        begin_ns = spans[rank].begin_ns
-        limit_ns = max(spans[rank].first_ns, ends_ns.get((rank, device), begin_ns))
         here = ((idle["rank"] == rank) & (idle["device"] == device)).to_numpy(bool)
-        before_ns[here] = (limit_ns - idle_start[here]).clip(0, idle_took[here])
-        clipped = np.minimum(start[mine], limit_ns), np.minimum(end[mine], limit_ns)
-        waited_ns = limit_ns - begin_ns - union_ns(*clipped)
+        begun_ns, ended_ns = idle_start[here], idle_start[here] + idle_took[here]
+        inside_ns = ended_ns.clip(begins_ns, last_ns) - begun_ns.clip(begins_ns, last_ns)
+        outside_ns[here] = idle_took[here] - inside_ns
+        waited_ns = 0
+        for since, until in ((span.begin_ns, begins_ns), (last_ns, span.end_ns)):
+            ran_ns = union_ns(start[mine].clip(since, until), end[mine].clip(since, until))
+            waited_ns += until - since - ran_ns
         of_gpus[rank, device] = int(allotted[mine].sum()) + waited_ns
-    return Lead(rows, before_ns, of_gpus)
+    return Lead(rows, outside_ns, of_gpus)
 
 
 def measure_communication(trace: Trace) -> Communication:
@@ -635,6 +648,44 @@ def before_launches(trace: Trace) -> tuple[np.ndarray, dict[tuple[int, int], int
         rows |= is_orphan & of_gpu & ~has_launches & (start < last_ns)
         ends[int(rank), int(device)] = int(end[rows & of_gpu].max())
     return rows, ends
+
+
+@once_per_trace
+def after_launches(trace: Trace) -> np.ndarray:
+    """Tell which activities the host launched after the last step of their rank.
+
+    There are none where it launches between the steps as well: marks lie around a part of each.
+    """
+    kernels, ranges = trace.kernels, trace.ranges
+    marks = step_rows(ranges)
+    is_attributed = "launch_row" in kernels and "step" in kernels
+    if not len(marks) or not is_attributed or not trace.has_timeline:
+        return np.zeros(len(kernels), dtype=bool)
+    starts = ranges["start_ns"].to_numpy(np.int64)
+    ends = starts + ranges["duration_ns"].to_numpy(np.int64)
+    spans = pd.DataFrame({"first": starts[marks], "last": ends[marks]})
+    of_rank = spans.groupby(ranges["rank"].to_numpy()[marks]).agg({"first": "min", "last": "max"})
+    rank = kernels["rank"].to_numpy()
+    first, last = (
+        of_rank[name].reindex(rank, fill_value=np.iinfo(np.int64).max).to_numpy()
+        for name in ("first", "last")
+    )
+    launch = kernels["launch_row"].to_numpy(np.int64, na_value=-1)
+    is_in_step = kernels["step"].notna().to_numpy(bool)
+    is_known = (launch >= 0) & ~is_in_step
+    is_after = is_known & (starts[launch] >= last)
+    is_between = is_known & ~is_after & (starts[launch] >= first)
+    for one in np.unique(rank[is_after]).tolist():
+        of_one = rank == one
+        if is_between[of_one].sum() > _MOST_BETWEEN * is_in_step[of_one].sum():
+            is_after[of_one] = False
+    return np.asarray(is_after)
+
+
+@once_per_trace
+def outside_steps(trace: Trace) -> np.ndarray:
+    """Tell which activities were launched before the first step or after the last one."""
+    return np.asarray(before_launches(trace)[0] | after_launches(trace))
 
 
 def _launched_early(trace: Trace) -> np.ndarray:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from kprof.analyze.attribution.call_tree import NO_ROW, nearest
 from kprof.analyze.attribution.steps import (
-    before_launches,
     count_steps_or_gpus,
+    outside_steps,
     step_rows,
     whole_ns,
 )
@@ -88,7 +88,7 @@ def total_ns(trace: Trace, rows: Bools | Int64s) -> int:
 
 def share_of_device(trace: Trace, rows: Bools | Int64s) -> float:
     """Return the share of the device time that lies in some rows."""
-    spent = total_ns(trace, ~before_launches(trace)[0])
+    spent = total_ns(trace, ~outside_steps(trace))
     return total_ns(trace, rows) / max(spent, 1)
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from kprof.analyze.attribution.ledger import count_launches
 from kprof.analyze.attribution.overlap import allotted_time
-from kprof.analyze.attribution.steps import before_launches, find_lead
+from kprof.analyze.attribution.steps import find_lead, outside_steps
 from kprof.analyze.energy import devices_in
 from kprof.analyze.findings.claims import (
     clipped,
@@ -188,7 +188,7 @@ def _work_lines(trace: Trace, findings: Sequence[Finding]) -> Iterator[tuple[flo
     """Yield the kinds of activities that are large and not explained, with their time."""
     kernels = trace.kernels
     # Activities launched before the first step are in none.
-    allotted = np.where(before_launches(trace)[0], 0, allotted_time(trace))
+    allotted = np.where(outside_steps(trace), 0, allotted_time(trace))
     is_told = _told(len(kernels), (one.rows for one in findings))
     codes, kinds = pd.factorize(kernels["kind"])
     for code in pd.unique(codes).tolist():

@@ -15,7 +15,7 @@ import pandas as pd
 
 from kprof.analyze.attribution.ledger import union_ns
 from kprof.analyze.attribution.overlap import allot_busy_time, rows_by
-from kprof.analyze.attribution.steps import before_launches, whole_ns
+from kprof.analyze.attribution.steps import outside_steps, whole_ns
 from kprof.analyze.findings.one_offs import without_start_up
 from kprof.analyze.findings.queries import matches
 from kprof.analyze.findings.recoverable import idle_in_steps
@@ -59,7 +59,7 @@ def predict(changes: Sequence[Change], baseline: Baseline) -> Prediction:
     duration = trace.kernels["duration_ns"].to_numpy(np.int64)
     # Amdahl's figure knows of no shortest kernel.
     plain_ns = durations_after(changes, trace, shortest_ns=0)
-    plain_ns = np.where(before_launches(trace)[0], duration, plain_ns)
+    plain_ns = np.where(outside_steps(trace), duration, plain_ns)
     amdahl = _amdahl_ns(changes, baseline, plain_ns)
     known = min((_known_share(one, trace, duration) for one in changes), default=1.0)
     told = Prediction(

@@ -142,9 +142,7 @@ def _edges(trace: Trace) -> str:
     lead_ns = find_lead(trace).time_ns
     parts = []
     if lead_ns:
-        what = "of what was launched before the first step"
-        if trace.is_host_only:
-            what = "before the first step and after the last"
+        what = "before the first step and after the last"
         parts.append(f"without {format_time(lead_ns)} {what}")
     whole = denominator(trace)
     edge_ns = whole.time_ns - whole.imbalance_ns + lead_ns - measure_capacity(trace.kernels)

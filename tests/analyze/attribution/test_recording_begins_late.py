@@ -1,11 +1,16 @@
-"""Recordings that begin while the device works off launches from before: what is in no step."""
+"""Recordings that begin or end amid other work: what is in no step."""
 
 from __future__ import annotations
 
 import pytest
 
 from kprof.analyze.attribution.ledger import balance
-from kprof.analyze.attribution.steps import before_launches, time_steps, whole_ns
+from kprof.analyze.attribution.steps import (
+    after_launches,
+    before_launches,
+    time_steps,
+    whole_ns,
+)
 from kprof.analyze.diff.alignment import find_differences
 from kprof.analyze.diff.comparability import find_doubts
 from kprof.analyze.findings.diagnose import diagnose
@@ -157,3 +162,57 @@ def test_start_up_before_the_first_step_is_in_no_count_of_start_up():
     assert "start-up" not in str(idle_section.render(trace).parts[0])
     (both,) = without_start_up(clipped(0, 2, {**load, "duration_ns": MS}))[1]
     assert both.time_ns == MS
+
+
+def goes_on(after, *, is_between=False):
+    """Return three steps, and behind the last one these activities: names and times in ms.
+
+    With `is_between` the same activities lie behind every step.
+    """
+    kernels, ranges, now_ms = [], [], 0
+
+    def launch(name, took):
+        correlation = len(kernels) + 1
+        call = {"kind": "runtime", "name": "cudaLaunchKernel", "correlation": correlation}
+        ranges.append({**call, "start_ns": now_ms * MS, "duration_ns": 1_000})
+        times = {"start_ns": (now_ms + 1) * MS, "duration_ns": took * MS}
+        kernels.append({"name": name, "stream": 7, "correlation": correlation, **times})
+        return now_ms + 1 + took
+
+    for step in range(3):
+        mark = {"kind": "step", "name": f"ProfilerStep#{step}", "start_ns": now_ms * MS}
+        for name, _, took in PARTS:
+            now_ms = launch(name, took)
+        ranges.append({**mark, "duration_ns": now_ms * MS - mark["start_ns"]})
+        for name, took in after if is_between or step == 2 else ():
+            now_ms = launch(name, took)
+    return measured(trace_of(*kernels, ranges=ranges))
+
+
+BEYOND = [[("Memcpy DtoH (Device -> Pageable)", 500)], [(PARTS[0][0], PARTS[0][2])]]
+
+
+@pytest.mark.parametrize("after", BEYOND, ids=["a final copy", "a part of a step"])
+def test_what_is_launched_after_the_last_step_is_in_no_step(after):
+    trace, plain = goes_on(after), goes_on([])
+    assert after_launches(trace).tolist() == [False] * 6 + [True]
+    assert whole_ns(trace) == whole_ns(plain) == 11 * MS
+    assert balance(trace).balances
+    for found in (trace, plain):
+        (parts, *_) = tables(time_section.render(found))
+        per_step = {row[0]: row[3] for row in parts.rows if not row[0].startswith("idle")}
+        assert per_step == {"gemm": "6 ms", "reduction": "3 ms", "all": "11 ms"}
+    told = [
+        {one.rule: one.cause_ns for one in diagnose(found).findings} for found in (trace, plain)
+    ]
+    assert told[0] == told[1]
+    assert find_differences(plain, trace).difference_ns == 0
+    change = Change(FASTER, Target("kind", "reduction"), factor=3.0)
+    saved = [predict([change], find_baseline(found)).predicted_step_ns for found in (trace, plain)]
+    assert saved[0] == saved[1]
+
+
+def test_launches_behind_every_step_are_a_part_of_it():
+    trace = goes_on(BEYOND[1], is_between=True)
+    assert not after_launches(trace).any()
+    assert whole_ns(trace) == 18 * MS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kprof.analyze.attribution.overlap import allotted_time
-from kprof.analyze.attribution.steps import before_launches, measure_communication
+from kprof.analyze.attribution.steps import measure_communication, outside_steps
 from kprof.analyze.findings.claims import clipped, in_words, percent
 from kprof.analyze.findings.queries import is_one_of, per_step, share_of_whole, total_ns, whole_of
 from kprof.findings import Finding, Fix
@@ -17,7 +17,7 @@ LEAST_SHARE = 0.05
 
 def check(trace: Trace) -> list[Finding]:
     """Find collectives beside which nothing is computed; those behind computation are hidden."""
-    is_collective = is_one_of(trace.kernels["kind"], "collective") & ~before_launches(trace)[0]
+    is_collective = is_one_of(trace.kernels["kind"], "collective") & ~outside_steps(trace)
     rows = np.flatnonzero(is_collective)
     if not len(rows):
         return []
