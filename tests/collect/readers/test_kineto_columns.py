@@ -1,6 +1,23 @@
-"""Columns of texts are numbered by combination, and mean what each text alone means."""
+"""Columns of texts are numbered by combination, and every event is decoded in the same way."""
 
-from kprof.collect.readers.kineto.columns import JOINT, Combinations, Vocabulary
+import gzip
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from kprof.collect.readers.kineto.columns import (
+    JOINT,
+    TABLES,
+    BlockDecoder,
+    Combinations,
+    Vocabulary,
+)
+from kprof.collect.readers.kineto.events import KNOWN_CATEGORIES, Args
+
+TRACES = sorted((Path(__file__).parents[2] / "data").glob("**/*.json.gz"))
+OF_NO_CATEGORY = {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "python"}}
 
 
 def texts_of(combinations, joined):
@@ -35,3 +52,55 @@ def test_numbers_stay_from_block_to_block():
 def test_no_event_gives_no_numbers():
     combinations = Combinations((Vocabulary(), Vocabulary()))
     assert [column.tolist() for column in combinations.codes([])] == [[], []]
+
+
+def decoded(events):
+    """Return columns, words and counts of a list of events."""
+    decoder = BlockDecoder()
+    block = decoder.decode(json.dumps(events).encode())
+    columns = {
+        (table, name): column.tolist()
+        for table in TABLES
+        for name, column in getattr(block, table).items()
+    }
+    words = {name: one.values_in_order() for name, one in decoder.words.items()}
+    del words["category"]  # it says what else the block holds
+    return columns, words, block.counts
+
+
+def random_event(draw):
+    """Return an event of any category that holds any `args`, whatever its category needs."""
+    names = Args.__struct_encode_fields__
+    chosen = draw.sample(names, draw.randrange(len(names)))
+    event = {
+        "ph": draw.choice("XXXXXXiBEs"),
+        "cat": draw.choice(sorted(KNOWN_CATEGORIES)),
+        "name": draw.choice(["[memory]", "nn.Module: a", "dma_request", "mm"]),
+        "pid": draw.choice([1, "1"]),
+        "tid": draw.choice([2, "stream 7"]),
+        "ts": draw.randrange(10**6) / 1000,
+        "dur": draw.choice([1.5, 0, -1, None, "2"]),
+        "args": {name: draw.choice([*range(9), "4", [1, 2]]) for name in chosen},
+    }
+    kept = draw.sample(sorted(event), len(event) - draw.randrange(2))
+    return {name: event[name] for name in event if name in kept or name == "cat"}
+
+
+def assert_decoded_alike(events):
+    """Compare with the decoding of a block that holds an event without a category."""
+    columns, words, counts = decoded(events)
+    more = decoded([*events, OF_NO_CATEGORY])
+    assert (columns, words) == more[:2]
+    assert more[2] - counts == {"events": 1, "ph:M": 1}
+    assert not counts - more[2]
+
+
+def test_a_known_category_is_decoded_as_beside_events_of_none():
+    draw = random.Random(0)
+    assert_decoded_alike([random_event(draw) for _ in range(10_000)])
+
+
+@pytest.mark.parametrize("trace", TRACES, ids=lambda path: path.name)
+def test_a_recorded_trace_is_decoded_as_beside_events_of_no_category(trace):
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    assert_decoded_alike([one for one in events if one.get("cat")][:20_000])

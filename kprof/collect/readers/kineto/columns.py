@@ -14,6 +14,7 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -140,6 +141,8 @@ class BlockDecoder:
     def __post_init__(self) -> None:
         words = self.words
         self._inputs = Combinations(tuple(words[name] for name in INPUTS))
+        self._are_known = True
+        self._types = Vocabulary()
         launch = ("grid", "block", "collective", "group")
         self._launch = Combinations(tuple(words[name] for name in launch), _launch_texts)
 
@@ -152,12 +155,36 @@ class BlockDecoder:
             msgspec.DecodeError: `text` is no list of events.
         """
         try:
-            return self._block(kineto.FAST_DECODER.decode(text))
+            return self._block(*self._decoded(text))
         except NeedsTextError:
-            return self._block(kineto.EXACT_DECODER.decode(text))
+            events = kineto.EXACT_DECODER.decode(text)
+            return self._block(events, self._categories_of(events))
 
-    def _block(self, events: Sequence[Event]) -> Block:
-        category = self.words["category"].codes([event.cat for event in events])
+    def _decoded(
+        self, text: bytes | bytearray | memoryview
+    ) -> tuple[Sequence[Event], NDArray[np.int32]]:
+        """Return the events whose times may be doubles, and the number of each one's category."""
+        if self._are_known:
+            # Another category, or none, is no type of this decoder's.
+            with contextlib.suppress(msgspec.ValidationError):
+                events = kineto.KNOWN_DECODER.decode(text)
+                return events, self._categories_by_type(events)
+        events = kineto.FAST_DECODER.decode(text)
+        # The next block is mostly like this one.
+        self._are_known = kineto.KNOWN_CATEGORIES.issuperset(event.cat for event in events)
+        return events, self._categories_of(events)
+
+    def _categories_of(self, events: Sequence[Event]) -> NDArray[np.int32]:
+        return self.words["category"].codes([event.cat for event in events])
+
+    def _categories_by_type(self, events: Sequence[Event]) -> NDArray[np.int32]:
+        """Return the number of each event's category, where every category has its own type."""
+        types = self._types.codes(list(map(type, events)))
+        categories = [one.cat for one in self._types.values_in_order()]  # type: ignore[attr-defined]
+        numbers = [self.words["category"][name] for name in categories]
+        return np.array(numbers, dtype=np.int32)[types]
+
+    def _block(self, events: Sequence[Event], category: NDArray[np.int32]) -> Block:
         categories = [str(name) for name in self.words["category"].values_in_order()]
         roles = [kineto.role_of(name) or Role.OTHER for name in categories]
         # An event without a category has the code -1, which reads the last.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from decimal import Decimal
 from enum import IntEnum
-from typing import Any
+from typing import Any, Union
 
 import msgspec
 
@@ -140,7 +141,64 @@ class ExactEvent(Event, gc=False):
     dur: Decimal | None = None
 
 
+# The fields of `Args` that are read of events of a role; of all others the sequence alone.
+_EXTERNAL = ("external_id", "old_external_id", "sequence")
+_MESSAGE = ("collective", "message_in", "message_out", "message_dtype", "group_size")
+_OF_OPERATORS = (
+    *(*_EXTERNAL, *_MESSAGE, "forward_thread"),
+    *("values", "dtypes", "strides", "shapes"),
+)
+_OF_DEVICES = (
+    *(*_EXTERNAL, "correlation", "device", "stream", "queue", "bytes", "grid", "block"),
+    *("graph_node", "noted_range", "noted_range_before_2_14", "noted_module"),
+    *("collective", "group_name", "group_ranks", "group_sequence"),
+)
+_OF_MEMORY = ("sequence", "reserved_bytes", "allocated_bytes", "device_id", "device_type")
+ARGS_OF_ROLE = {
+    **dict.fromkeys(OPERATOR_ROLES, _OF_OPERATORS),
+    **dict.fromkeys(DEVICE_ROLES, _OF_DEVICES),
+    Role.RUNTIME: (*_EXTERNAL, "correlation"),
+    Role.MEMORY: _OF_MEMORY,
+}
+
+
+def _event_type(category: str) -> type:
+    """Return `Event` for one category, with only the `args` that its role needs."""
+    role = ROLE_OF_CATEGORY.get(category, Role.OTHER)
+    args = _with_fields(Args, ARGS_OF_ROLE.get(role, ("sequence",)))
+    fields = [(one.name, one.type, one.default) for one in msgspec.structs.fields(Event)]
+    return msgspec.defstruct(
+        f"{category}_event",
+        [one for one in fields if one[0] not in ("cat", "args")] + [("args", args | None, None)],
+        tag_field="cat",
+        tag=category,
+        namespace={"cat": category},
+        gc=False,
+    )
+
+
+def _with_fields(struct: type[msgspec.Struct], names: Collection[str]) -> Any:  # noqa: ANN401
+    """Return a struct with some of another's fields; the others have their defaults."""
+    fields = msgspec.structs.fields(struct)
+    return msgspec.defstruct(
+        struct.__name__,
+        [
+            (one.name, one.type, msgspec.field(name=one.encode_name, default=one.default))
+            for one in fields
+            if one.name in names
+        ],
+        namespace={one.name: one.default for one in fields if one.name not in names},
+        gc=False,
+    )
+
+
 NO_ARGS = Args()
+# MTIA's notes are of several roles.
+KNOWN_CATEGORIES = (ROLE_OF_CATEGORY.keys() | WITHOUT_TIME) - {"", MTIA_EVENTS}
+# Decodes the events of known categories alone, in about three quarters of the time.
+KNOWN_DECODER: msgspec.json.Decoder[list[Event]] = msgspec.json.Decoder(
+    list[Union[tuple(map(_event_type, sorted(KNOWN_CATEGORIES)))]]  # type: ignore[misc]  # noqa: UP007
+)
 FAST_DECODER = msgspec.json.Decoder(list[Event])
 EXACT_DECODER = msgspec.json.Decoder(list[ExactEvent])
 
