@@ -46,9 +46,16 @@ def measure_capacity(kernels: pd.DataFrame) -> int:
     )
 
 
+@once_per_table
+def gpus_used(kernels: pd.DataFrame) -> tuple[tuple[int, int], ...]:
+    """Return rank and device of each GPU that was used; in host mode of each rank."""
+    pairs = kernels[["rank", "device"]].drop_duplicates()
+    return tuple((int(rank), int(device)) for rank, device in pairs.itertuples(index=False))
+
+
 def count_gpus(kernels: pd.DataFrame) -> int:
     """Return how many GPUs were used, a rank's own each; in host mode the number of ranks."""
-    return len(kernels[["rank", "device"]].drop_duplicates())
+    return len(gpus_used(kernels))
 
 
 def split_window(
@@ -96,12 +103,27 @@ def split_window(
 
 def _sum_time(kernels: pd.DataFrame, by: Sequence[str], time_ns: Int64s) -> pd.DataFrame:
     """Add up `time_ns`, one value a row, by the columns `by`; missing values form a group."""
-    keys = [kernels[column] for column in by]
-    sums = pd.Series(time_ns, index=kernels.index, name="time_ns").groupby(
-        keys, observed=True, dropna=False, sort=False
-    )
-    added: pd.DataFrame = sums.sum().reset_index()
+    number, keys = number_groups(kernels, by)
+    sums = np.zeros(len(keys), dtype=np.int64)
+    np.add.at(sums, number, time_ns)
+    added: pd.DataFrame = keys.assign(time_ns=sums)
     return added
+
+
+def number_groups(table: pd.DataFrame, by: Sequence[str]) -> tuple[Int64s, pd.DataFrame]:
+    """Return the group of each row by the columns `by`, and the values of these in each group.
+
+    Groups are numbered in the order in which they begin. Numbers of categories take less time to
+    group than their names.
+    """
+    number = np.zeros(len(table), dtype=np.int64)
+    for column in by:
+        values = table[column]
+        is_categorical = isinstance(values.dtype, pd.CategoricalDtype)
+        codes = values.cat.codes.to_numpy(np.int64) if is_categorical else pd.factorize(values)[0]
+        number = pd.factorize(number * (codes.max(initial=-1) + 2) + codes + 1)[0]
+    first = np.flatnonzero(np.diff(np.maximum.accumulate(number), prepend=-1))
+    return number, table[list(by)].iloc[first].reset_index(drop=True)
 
 
 def group_kernels(kernels: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
@@ -113,7 +135,7 @@ def group_kernels(kernels: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     `is_least` (whether the limit of any of them rests on a minimum of the work: the limit is a
     minimum then, and the saving a maximum).
     """
-    return _longest_first(_sum_groups(kernels, by))
+    return longest_first(_sum_groups(kernels, by), by)
 
 
 def _sum_groups(kernels: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
@@ -121,36 +143,38 @@ def _sum_groups(kernels: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     time_ns = kernels["duration_ns"].to_numpy(np.int64)
     has_limit = kernels["limit_ns"].notna().to_numpy()
     over_ns = (kernels["duration_ns"].astype("Int64") - kernels["limit_ns"]).clip(lower=0)
-    values = kernels[list(by)].assign(
+    values = kernels[["flops", "bytes", "limit_ns"]].assign(
         calls=_count_calls(kernels),
         time_ns=time_ns,
-        flops=kernels["flops"],
-        bytes=kernels["bytes"],
-        limit_ns=kernels["limit_ns"],
         limited_time_ns=np.where(has_limit, time_ns, 0),
         saving_ns=over_ns,
         is_least=has_limit & (kernels["work_bound"] == "at least").to_numpy(bool),
     )
-    groups = values.groupby(list(by), observed=True, dropna=False, sort=False)
+    number, keys = number_groups(kernels, by)
+    groups = values.groupby(number, sort=False)
     sums: pd.DataFrame = groups[["calls", "time_ns", "limited_time_ns"]].sum()
     sums = sums.join(groups[["saving_ns", "flops", "bytes", "limit_ns"]].sum(min_count=1))
     sums["is_least"] = groups["is_least"].any()
     sums["share"] = sums["time_ns"] / max(int(time_ns.sum()), 1)
-    return sums
+    with_keys: pd.DataFrame = pd.concat([keys, sums], axis=1)
+    return with_keys
 
 
 def _count_calls(kernels: pd.DataFrame) -> Int64s:
     """Return how many launches a row is; in host mode 1 for the first piece of an operator."""
-    is_later_piece = (kernels["activity"] == "host") & kernels["op_row"].duplicated()
-    return np.where(is_later_piece, 0, num_launches(kernels))
+    is_host = (kernels["activity"] == "host").to_numpy(bool)
+    if not is_host.any():
+        return num_launches(kernels)
+    return np.where(is_host & kernels["op_row"].duplicated(), 0, num_launches(kernels))
 
 
-def _longest_first(groups: pd.DataFrame) -> pd.DataFrame:
-    """Order groups by time, ties by their keys; the keys become columns."""
-    named = groups.sort_index(key=lambda keys: keys.astype(str))
-    ordered = named.sort_values("time_ns", ascending=False, kind="stable")
-    with_keys: pd.DataFrame = ordered.reset_index()
-    return with_keys
+def longest_first(groups: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """Order groups by time, ties by their keys, not by which came first in the file."""
+    named = groups.sort_values(list(by), key=lambda keys: keys.astype(str))
+    ordered: pd.DataFrame = named.sort_values(
+        "time_ns", ascending=False, kind="stable", ignore_index=True
+    )
+    return ordered
 
 
 def find_dominant(kernels: pd.DataFrame, by: str, column: str) -> dict[Any, str]:
@@ -188,13 +212,12 @@ def group_modules(kernels: pd.DataFrame) -> pd.DataFrame:
     no row is known) and `op`, the operator in which most of the module's time lies.
     """
     sums = _sum_groups(kernels, ["module"])
-    by_module = kernels["module"]
+    number, _ = number_groups(kernels, ["module"])
     for phase in ("forward", "backward"):
         time_ns = kernels["duration_ns"].astype("Int64").where(kernels["phase"] == phase, 0)
         told = time_ns.mask(kernels["phase"].isna())
-        groups_of = told.groupby(by_module, observed=True, dropna=False, sort=False)
-        sums[f"{phase}_ns"] = groups_of.sum(min_count=1).array
-    groups = _longest_first(sums)
+        sums[f"{phase}_ns"] = told.groupby(number, sort=False).sum(min_count=1).array
+    groups = longest_first(sums, ["module"])
     ops = find_dominant(kernels, "module", "op")
     groups["op"] = pd.Series([ops.get(name) for name in groups["module"].tolist()], dtype=object)
     return groups

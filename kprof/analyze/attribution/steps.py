@@ -18,7 +18,7 @@ import pandas as pd
 from kprof.analyze.attribution.call_tree import NO_ROW, is_evaluation, is_node, parents
 from kprof.analyze.attribution.ledger import union_ns
 from kprof.analyze.attribution.overlap import allotted_time, rows_by
-from kprof.analyze.groupings import count_gpus, measure_capacity, split_window
+from kprof.analyze.groupings import count_gpus, gpus_used, measure_capacity, split_window
 from kprof.analyze.intervals import Intervals, disjoint
 from kprof.trace import Trace, once_per_table, once_per_tables, once_per_trace
 
@@ -366,8 +366,8 @@ def count_gpu_steps(trace: Trace) -> int:
     Over so many the time of all GPUs comes to that of one in a step.
     """
     steps = _steps_of_ranks(trace)
-    ranks = trace.kernels[["rank", "device"]].drop_duplicates()["rank"].tolist()
-    return sum(steps[rank] for rank in ranks) if ranks else sum(steps.values())
+    gpus = gpus_used(trace.kernels)
+    return sum(steps[rank] for rank, _ in gpus) if gpus else sum(steps.values())
 
 
 def count_steps_or_gpus(trace: Trace) -> int:
@@ -558,13 +558,12 @@ def denominator(trace: Trace) -> Denominator:
     if not trace.has_timeline or not len(trace.kernels):
         return Denominator(measure_capacity(trace.kernels), count_steps_or_gpus(trace))
     steps, spans, lead = _steps_of_ranks(trace), _spans(trace), find_lead(trace).of_gpus
-    gpus = trace.kernels[["rank", "device"]].drop_duplicates().itertuples(index=False)
     took = [
         (
-            spans[int(rank)].end_ns - spans[int(rank)].begin_ns - lead.get((rank, device), 0),
-            steps[int(rank)] if num_gpu_steps else 1,
+            spans[rank].end_ns - spans[rank].begin_ns - lead.get((rank, device), 0),
+            steps[rank] if num_gpu_steps else 1,
         )
-        for rank, device in gpus
+        for rank, device in gpus_used(trace.kernels)
     ]
     number = sum(of_gpu for _, of_gpu in took)
     step_ns = max(Fraction(time_ns, of_gpu) for time_ns, of_gpu in took)

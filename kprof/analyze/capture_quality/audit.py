@@ -26,6 +26,7 @@ from kprof.analyze.capture_quality.unanswered import (
     why_no_work,
 )
 from kprof.analyze.energy import Series, around, devices_in, readings, throttle_shares
+from kprof.analyze.groupings import count_gpus
 from kprof.analyze.roofline.utilisation import (
     measure_known_work,
     measure_utilisation,
@@ -98,7 +99,7 @@ SAMPLE = "record with `kprof run`, which samples the GPU through NVML"
 def _sampled(trace: Trace, quantity: str) -> tuple[list[Series], str]:
     """Return the readings around the window of the GPUs used, or why there are none."""
     devices = devices_in(trace.samples, "nvml")
-    num_used = len(trace.kernels[["rank", "device"]].drop_duplicates())
+    num_used = count_gpus(trace.kernels)
     if len(devices) > num_used:
         return (
             [],

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from kprof.analyze.groupings import collapse_layers
+from kprof.analyze.groupings import collapse_layers, longest_first, number_groups
 from kprof.analyze.intervals import Intervals, disjoint, length_in
-from kprof.trace import Trace
+from kprof.trace import Trace, once_per_table
 
 LAUNCH_BOUND = "launch-bound"
 DATA_LOADING = "data loading"
@@ -85,6 +85,7 @@ def inside_window(idle: pd.DataFrame) -> pd.DataFrame:
     return inside
 
 
+@once_per_table
 def group_idle(idle: pd.DataFrame) -> pd.DataFrame:
     """Add up pieces by cause, longest first; those of unknown cause form a group.
 
@@ -104,17 +105,21 @@ def worst_places(idle: pd.DataFrame, number: int) -> pd.DataFrame:
 
     Layers of one kind count as one place. The device's own time between kernels has none.
     """
-    placed = idle[(idle["place"].notna() | idle["line"].notna()).to_numpy(bool)]
-    layers = {name: collapse_layers(placed[name]) for name in ("place", "module")}
-    placed = placed.assign(**layers)
-    groups = _by(placed, ["cause", "place", "module", "line"])
-    by_cause = groups.groupby("cause", observed=True, dropna=False, sort=False)
+    by_cause = _group_places(idle).groupby("cause", observed=True, dropna=False, sort=False)
     worst: pd.DataFrame = by_cause.head(number).reset_index(drop=True)
     return worst
 
 
+@once_per_table
+def _group_places(idle: pd.DataFrame) -> pd.DataFrame:
+    placed = idle[(idle["place"].notna() | idle["line"].notna()).to_numpy(bool)]
+    layers = {name: collapse_layers(placed[name]) for name in ("place", "module")}
+    return _by(placed.assign(**layers), ["cause", "place", "module", "line"])
+
+
 def _by(idle: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    groups = idle.groupby(keys, observed=True, dropna=False, sort=False)
+    number, named = number_groups(idle, keys)
+    groups = idle[["duration_ns", "recoverable_ns"]].groupby(number, sort=False)
     sums = pd.DataFrame(
         {
             "time_ns": groups["duration_ns"].sum(),
@@ -123,12 +128,7 @@ def _by(idle: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
             "longest_ns": groups["duration_ns"].max(),
         }
     )
-    # Ties are ordered by their keys, not by which came first in the file.
-    named = sums.sort_index(key=lambda values: values.astype(str))
-    ordered: pd.DataFrame = named.sort_values(
-        "time_ns", ascending=False, kind="stable"
-    ).reset_index()
-    return ordered
+    return longest_first(pd.concat([named, sums], axis=1), keys)
 
 
 @dataclass(frozen=True)

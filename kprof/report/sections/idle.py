@@ -133,7 +133,7 @@ def _meaning(name: str) -> str:
 
 def _places(pieces: pd.DataFrame) -> Table:
     """List where each cause lies; Python's lines stand there where stacks were recorded."""
-    worst = worst_places(pieces[pieces["cause"].notna().to_numpy(bool)], PLACES)
+    worst = worst_places(pieces, PLACES).dropna(subset="cause")
     told = {name: header for name, header in TOLD.items() if worst[name].notna().any()}
     cells = [
         [str(cause) for cause in worst["cause"]],
