@@ -23,13 +23,14 @@ from math import log
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from kprof.ab.variants import AbOptions, Tell
 from kprof.analyze.verdict.ranks import Floats, interval, walsh_averages
 from kprof.collect.trials import Schedule, Trial, TrialError, Variant, Window, run_trial
 from kprof.errors import KprofError, counted
-from kprof.kernels.swap.swap_report import CHOICE, DECIDED, Choice, Tried, write_choice
+from kprof.kernels.swap.swap_report import CHOICE, DECIDED, CallSort, Choice, Tried, write_choice
 
 PATCH = "kprof.kernels.swap.candidates:next_candidate"
 LOG = "candidates.jsonl"
@@ -37,8 +38,6 @@ LOG = "candidates.jsonl"
 FIRST_LOOK = 8
 # Fewest windows at the end: with fewer, no outcome is rare enough for ALPHA_AT_END.
 FEWEST_WINDOWS = 7
-# For the windows of all candidates, beside the start of the workload.
-BUDGET_S = 60.0
 # Chance that the interval misses the true ratio, at both ends together: of a look, of which there
 # are at most eight, and of the last one.
 ALPHA_OF_LOOK, ALPHA_AT_END = 0.01, 0.02
@@ -54,40 +53,57 @@ MOST_CRASHES = 3
 def choose(a: Variant, options: AbOptions, folder: Path, tell: Tell) -> Choice:
     """Try every candidate on the workload, and return what was chosen and why.
 
+    What was tried stands in the folder's choice.json, however it ends.
+
     Raises:
         KprofError: the workload took too few steps, or no candidate makes it faster.
     """
-    tell(f"trying kernels one by one, for about {BUDGET_S:.0f} s")
+    tell(f"trying kernels one by one, for about {options.budget_s:.0f} s")
     tried: dict[str, Tried] = {}
-    names = _all_names()
-    for turn in range(MOST_CRASHES + 1):
-        where = folder / "raw" / f"choice{turn or ''}"
-        try:
-            found = _try_all(a, names, options, where)
-        except TrialError as error:
-            culprit, dropped = _after_crash(where / LOG, error.arm)
-            if culprit is None or turn == MOST_CRASHES:
-                raise
-            tried |= {one.name: one for one in dropped}
-            last = error.problem.splitlines()[-1].strip()
-            tried[culprit] = Tried(culprit, why=f"the workload ended: {last}")
-            names = [name for name in names if name not in tried]
-            if not names:
-                break
-            continue
-        tried |= found
-        break
-    choice = Choice(tuple(sorted(tried.values(), key=lambda one: (one.ratio or 2.0, one.name))))
-    write_choice(choice, folder / CHOICE)
+    try:
+        _try_until_none_ends_it(a, options, folder, tell, tried)
+    finally:
+        choice = Choice(tuple(sorted(tried.values(), key=lambda one: (one.ratio or 2.0, one.name))))
+        if tried:
+            write_choice(choice, folder / CHOICE)
     _tell_choice(choice, tell)
     if not choice.names:
         raise _nothing_chosen(choice, folder)
     return choice
 
 
+def _try_until_none_ends_it(
+    a: Variant, options: AbOptions, folder: Path, tell: Tell, tried: dict[str, Tried]
+) -> None:
+    """Note in `tried` what is known of each candidate; begin anew without one that fails."""
+    names = _all_names()
+    for turn in range(MOST_CRASHES + 1):
+        where = folder / "raw" / f"choice{turn or ''}"
+        try:
+            _try_all(a, names, options, where, tell, tried)
+        except TrialError as error:
+            culprit, why, dropped = _after_crash(where / LOG, error.arm)
+            tried |= {one.name: one for one in dropped}
+            if culprit is not None:
+                last = error.problem.splitlines()[-1].strip()
+                tried[culprit] = Tried(culprit, why=why or f"the workload ended: {last}")
+                tell(f"{culprit} is left out: {tried[culprit].why}")
+            if culprit is None or turn == MOST_CRASHES:
+                raise
+            names = [name for name in names if not (name in tried and tried[name].why)]
+            if names:
+                continue
+        return
+
+
 def _try_all(
-    a: Variant, names: Sequence[str], options: AbOptions, folder: Path
-) -> dict[str, Tried]:
+    a: Variant,
+    names: Sequence[str],
+    options: AbOptions,
+    folder: Path,
+    tell: Tell,
+    tried: dict[str, Tried],
+) -> None:
     folder.mkdir(parents=True)
     entries = folder / LOG
     schedule = Schedule(
@@ -97,27 +113,71 @@ def _try_all(
         patch=PATCH,
         patch_arguments=(",".join(names), str(entries.resolve())),
     )
-    began_s = [0.0]
-
-    def is_over() -> bool:
-        return time.monotonic() - began_s[0] > BUDGET_S
-
-    def is_enough(windows: Sequence[Window]) -> bool:
-        began_s[0] = began_s[0] or time.monotonic()
-        taken = tried_in(windows, entries).values()
-        decided = [one.name for one in taken if one.is_faster or one.is_slower or one.why]
-        entries.with_suffix(DECIDED).write_text("\n".join(decided))
-        has_all = len(decided) == len(names)
-        # The last window is one without a candidate.
-        return len(windows) % 2 == 1 and (has_all or is_over())
-
-    trial = run_trial(a, schedule, folder / "trial", is_enough=is_enough)
+    look = Look(entries, names, options.budget_s, tell)
+    trial = run_trial(
+        a, schedule, folder / "trial", is_enough=look.is_enough, why_to_end=look.why_to_end
+    )
     found = {name: Tried(name) for name in names}
     found |= tried_in(trial.windows, entries, is_end=True)
+    tried |= found
     if not any(one.num_windows or one.why == NO_MORE_CALLS for one in found.values()):
-        has_time = not (trial.windows and is_over())
-        raise _nothing_timed(options.words[0], trial, found, has_time=has_time)
-    return found
+        raise _nothing_timed(options, trial, found, has_time=not (trial.windows and look.is_over))
+
+
+class Look:
+    """What the windows and the log so far mean for a trial under way."""
+
+    def __init__(self, entries: Path, names: Sequence[str], budget_s: float, tell: Tell) -> None:
+        self._entries, self._names, self._budget_s, self._tell = entries, names, budget_s, tell
+        self._began_s = self._told_s = 0.0
+        self._longest_s = 0.0
+        self._size = 0
+        self._last: dict[str, Any] = {}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the budget is spent."""
+        return time.monotonic() - self._began_s > self._budget_s
+
+    def is_enough(self, windows: Sequence[Window]) -> bool:
+        """Tell the workload which candidates are decided; return whether all are."""
+        now_s = time.monotonic()
+        if not self._began_s:
+            self._began_s = self._told_s = now_s
+        taken = tried_in(windows, self._entries).values()
+        decided = [one.name for one in taken if one.is_faster or one.is_slower or one.why]
+        self._entries.with_suffix(DECIDED).write_text("\n".join(decided))
+        self._longest_s = max((w.end_ns - w.start_ns) / 1e9 for w in windows)
+        if now_s - self._told_s > TELL_S:
+            self._told_s = now_s
+            spent_s = now_s - self._began_s
+            self._tell(
+                f"{len(decided)} of {len(self._names)} kernels decided, "
+                f"{spent_s:.0f} of {self._budget_s:.0f} s"
+            )
+        # The last window is one without a candidate.
+        return len(windows) % 2 == 1 and (len(decided) == len(self._names) or self.is_over)
+
+    def why_to_end(self) -> str:
+        """Return why the candidate that is in must not go on; empty: it may."""
+        size = self._entries.stat().st_size if self._entries.exists() else 0
+        if size != self._size:
+            self._size = size
+            lines = _lines_of(self._entries)
+            self._last = lines[-1] if lines else {}
+        if self._last.get("is_spoilt"):
+            return str(self._last["why"])
+        patience_s = max(HUNG_S, HUNG_WINDOWS * self._longest_s)
+        silent_s = time.time() - self._last.get("time_ns", 0) / 1e9
+        if self._last.get("event") != "enter" or silent_s < patience_s:
+            return ""
+        return f"no window ended within {patience_s:.0f} s with it"
+
+
+# A candidate is given up where its window takes longer than both; kernels compile in the first.
+HUNG_S, HUNG_WINDOWS = 120.0, 20
+# Between two messages on how far the choice is.
+TELL_S = 10.0
 
 
 def tried_in(windows: Sequence[Window], entries: Path, *, is_end: bool = False) -> dict[str, Tried]:
@@ -185,17 +245,17 @@ def _spans(entries: Path) -> tuple[list[_Span], dict[str, Tried]]:
         elif told["event"] == "leave":
             spans.append(_Span(name, entered_ns, at_ns, told["num_calls"]))
             calls = {key: told[key] for key in ("num_calls", "num_compiled")}
-            found[name] = replace(one, **calls)
+            sorts = tuple(msgspec.convert(told.get("sorts", []), list[CallSort]))
+            found[name] = replace(one, **calls, sorts=one.sorts or sorts)
         else:
             found[name] = replace(one, why=told["why"])
     return spans, found
 
 
 def _lines_of(entries: Path) -> list[dict[str, Any]]:
-    """Return the lines of the log; none before the first candidate was entered."""
-    return (
-        [json.loads(line) for line in entries.read_text().splitlines()] if entries.exists() else []
-    )
+    """Return the whole lines of the log; none before the first candidate was entered."""
+    lines = entries.read_text().splitlines(keepends=True) if entries.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def _with_ratios(one: Tried, ratios: Floats, *, is_end: bool) -> Tried:
@@ -221,19 +281,21 @@ def _looked_at(one: Tried, ratios: Floats, alpha: float) -> Tried:
     return replace(one, num_windows=len(ratios), ratio=ratio, low=low, high=high)
 
 
-def _after_crash(entries: Path, arm: str) -> tuple[str | None, list[Tried]]:
-    """Return the candidate that was in when the workload ended, and those that cannot run.
+def _after_crash(entries: Path, arm: str) -> tuple[str | None, str, list[Tried]]:
+    """Return the candidate that was in when the workload ended, why, and those that cannot run.
 
-    A process that an exception ends leaves the candidate on its way out, and may drop it then.
+    A process that an exception ends leaves the candidate on its way out, and may drop it then; why
+    is empty unless that is the reason for the end.
     """
     lines = _lines_of(entries)
     enters = [place for place, line in enumerate(lines) if line["event"] == "enter"]
     if not enters:
-        return None, []
-    later = [line["event"] for line in lines[enters[-1] + 1 :]]
-    is_culprit = not later or (arm == "B" and later[0] == "leave")
+        return None, "", []
+    later = lines[enters[-1] + 1 :]
+    is_culprit = not later or (arm == "B" and later[0]["event"] == "leave")
+    why = next((line["why"] for line in later if line.get("is_spoilt")), "")
     dropped = [one for one in _spans(entries)[1].values() if one.why]
-    return (lines[enters[-1]]["name"] if is_culprit else None), dropped
+    return (lines[enters[-1]]["name"] if is_culprit else None), why, dropped
 
 
 def _all_names() -> list[str]:
@@ -264,8 +326,9 @@ def _nothing_chosen(choice: Choice, folder: Path) -> KprofError:
 
 
 def _nothing_timed(
-    name: str, trial: Trial, found: dict[str, Tried], *, has_time: bool
+    options: AbOptions, trial: Trial, found: dict[str, Tried], *, has_time: bool
 ) -> KprofError:
+    name = options.words[0]
     if all(one.why for one in found.values()):
         return KprofError(
             f"no kernel has a call in {name}",
@@ -273,8 +336,9 @@ def _nothing_timed(
         )
     if not has_time:
         return KprofError(
-            f"the steps of {name} are too long to try kernels one by one in {BUDGET_S:.0f} s",
-            fix="let it take shorter steps, or name kernels: --swap NAMES",
+            f"the steps of {name} are too long to try kernels one by one in "
+            f"{options.budget_s:.0f} s",
+            fix="give more time (--budget), or name kernels: --swap NAMES",
         )
     return KprofError(
         f"{name} ended before kernels could be tried",

@@ -229,6 +229,8 @@ def _clean_up(stop: BaseException, folder: Path, tell: Tell) -> None:
     """Say what a comparison without a verdict has kept; remove its folder where that is nothing."""
     if (folder / PAIRS_FILE).exists():
         tell(f"the pairs taken before are kept in {folder / PAIRS_FILE}")
+    elif (folder / CHOICE).exists():
+        tell(f"what was tried, and why not, is in {folder / CHOICE}")
     elif not isinstance(stop, KprofError):
         tell(f"stopped before the first pair; its output is in {folder / 'raw'}")
     elif isinstance(stop, TrialError) and str(stop.trial.log) not in str(stop):

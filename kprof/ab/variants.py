@@ -17,6 +17,8 @@ from kprof.run import Form, RunOptions, command_of
 NUM_STEPS_OF_CLOCK, MOST_READINGS = 8, 1_000_000
 
 Tell = Callable[[str], None]
+# For `--swap auto`.
+BUDGET_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class AbOptions:
     """B is inside this context manager: FILE.py:NAME, entered and left in one process."""
     swap: str = ""
     """B has these replacement kernels, separated by commas; switched in one process."""
+    budget_s: float = BUDGET_S
+    """Time of `--swap auto` to try kernels, beside the start of the workload."""
     pairs: int | None = None
     smallest_effect: float = 0.01
     fixed: bool = False

@@ -216,6 +216,7 @@ class Course:
         self._wall_ns = 0
         self._exit_code: int | None = None
         self._has_enough = False
+        self._why_ended = ""
         self._problems: list[str] = []
 
     def run(
@@ -223,6 +224,7 @@ class Course:
         environment: Mapping[str, str],
         is_enough: Callable[[Sequence[Window]], bool],
         most_s: float | None,
+        why_to_end: Callable[[], str],
     ) -> None:
         """Run the workload for as long as it is needed."""
         workload = self._start(environment)
@@ -235,6 +237,9 @@ class Course:
                 if self._sheets.num_windows > num_windows:
                     num_windows = self._sheets.num_windows
                     self._has_enough |= is_enough(self._sheets.windows())
+                self._why_ended = "" if self._has_enough else why_to_end()
+                if self._why_ended:
+                    break
                 if most_s is not None and workload.wall_ns > most_s * 1e9:
                     self._problems.append(f"It was ended after {most_s:g} s, its longest time.")
                     break
@@ -273,6 +278,13 @@ class Course:
                     fix="fix the patch: a function that returns a context manager",
                     trial=trial,
                 )
+        if self._why_ended:
+            raise TrialError(
+                f"B: {self._why_ended}",
+                fix=f"see its output in {self._log}",
+                trial=trial,
+                arm="B",
+            )
         # Where it was ended from outside there is no exit code of its own.
         if self._exit_code and not self._has_enough:
             raise self._crash(trial, leading)
@@ -315,14 +327,16 @@ def run_trial(
     *,
     is_enough: Callable[[Sequence[Window]], bool],
     most_s: float | None = None,
+    why_to_end: Callable[[], str] = lambda: "",
 ) -> Trial:
     """Run a variant until the schedule is done, `is_enough` says so, or it ends by itself.
 
     Then the process is ended, with all that it has started. `most_s` bounds the whole run.
+    `why_to_end` is asked all the time: a sentence about arm B ends the trial as failed.
 
     Raises:
         LaunchError: it cannot be started, or the folder holds another trial.
-        TrialError: it crashed, or the patch of its arm B did.
+        TrialError: it crashed, the patch of its arm B did, or `why_to_end` ended it.
         TrialInterrupted: somebody pressed Ctrl-C.
     """
     raw = folder.resolve() / "raw"
@@ -337,7 +351,7 @@ def run_trial(
     sampler = Sampler(raw / "nvml.jsonl", read=read_with_processes)
     sampler.start()
     try:
-        course.run(environment, is_enough, most_s)
+        course.run(environment, is_enough, most_s, why_to_end)
     except KeyboardInterrupt:
         sampler.stop()
         raise TrialInterrupted(course.judge(sampler.problem)) from None

@@ -39,6 +39,10 @@ def ab(
         str | None,
         Option(metavar="NAMES", help="Kernels of B, such as rmsnorm,swiglu; auto: those that pay."),
     ] = None,
+    budget: Annotated[
+        float | None,
+        Option(metavar="S", min=1, help="Seconds of --swap auto; it chooses anew [default: 60]."),
+    ] = None,
     pairs: Annotated[
         int | None,
         Option(
@@ -97,7 +101,7 @@ def ab(
     """
     # Imported where it runs: `--help` needs neither pandas nor scipy.
     from kprof.ab.compare import compare
-    from kprof.ab.variants import AbOptions, share_of
+    from kprof.ab.variants import BUDGET_S, AbOptions, share_of
     from kprof.comparison import draw_seed
     from kprof.report.redaction import secrets_shown
 
@@ -116,6 +120,7 @@ def ab(
         arguments=tuple(arg or ()),
         patch=patch,
         swap=swap or "",
+        budget_s=budget or BUDGET_S,
         pairs=pairs,
         smallest_effect=share_of(smallest_effect),
         fixed=fixed,

@@ -156,7 +156,7 @@ class Process:
         self.shares, self.ends_with, self.on_its_way_out = shares, ends_with, on_its_way_out
         self.names = []
 
-    def __call__(self, variant, schedule, folder, *, is_enough):
+    def __call__(self, variant, schedule, folder, *, is_enough, why_to_end=None):
         given, log = schedule.patch_arguments
         names = given.split(",")
         self.names.append(names)
@@ -198,13 +198,19 @@ def append(log, name, second):
             file.write(json.dumps(line | (left if event == "leave" else {})) + "\n")
 
 
-def chosen(monkeypatch, folder, process):
+def chosen(monkeypatch, folder, process, **options):
     monkeypatch.setattr(choose_module, "run_trial", process)
     names = list(getattr(process, "shares", ["rope=kprof"]))
     monkeypatch.setattr("kprof.kernels.swap.candidates.candidate_names", lambda: names)
     (folder / "raw").mkdir()
     a = Variant("A", ("python", "train.py"))
-    return choose(a, AbOptions(("train.py",), swap="auto"), folder, lambda message: None)
+    asked = AbOptions(("train.py",), swap="auto", **options)
+    return choose(a, asked, folder, lambda message: None)
+
+
+def reasons_in(folder):
+    tried = json.loads((folder / "choice.json").read_text())["tried"]
+    return {one["name"]: one["why"] for one in tried}
 
 
 def test_every_candidate_is_tried_until_it_is_decided(monkeypatch, tmp_path):
@@ -230,7 +236,7 @@ def test_a_candidate_that_ends_the_workload_is_left_out_and_the_rest_is_tried(
 
 
 def test_a_workload_that_ends_by_itself_ends_the_choice(monkeypatch, tmp_path):
-    def ended(variant, schedule, folder, *, is_enough):
+    def ended(variant, schedule, folder, *, is_enough, why_to_end):
         raise TrialError("A: the workload ended", fix="see", trial=trial_of("A", []))
 
     with pytest.raises(TrialError):
@@ -238,16 +244,15 @@ def test_a_workload_that_ends_by_itself_ends_the_choice(monkeypatch, tmp_path):
 
 
 def test_where_nothing_pays_the_reasons_are_kept(monkeypatch, tmp_path):
-    monkeypatch.setattr(choose_module, "BUDGET_S", 1.0)
     with pytest.raises(KprofError) as error:
-        chosen(monkeypatch, tmp_path, Process({"rope=kprof": 1.1}))
+        chosen(monkeypatch, tmp_path, Process({"rope=kprof": 1.1}), budget_s=1.0)
     assert str(tmp_path / "choice.json") in error.value.fix
 
 
 def ends_after(num_steps_of, *, drops=()):
     """Return a stand-in for a workload that ends by itself after so many windows."""
 
-    def run(variant, schedule, folder, *, is_enough):
+    def run(variant, schedule, folder, *, is_enough, why_to_end):
         log = Path(schedule.patch_arguments[1])
         for name in drops:
             write(log, name, "enter", "drop")
@@ -272,9 +277,8 @@ def test_no_kernel_has_a_call_only_where_each_was_tried(monkeypatch, tmp_path, d
 
 
 def test_steps_that_are_too_long_for_a_choice_are_not_called_too_few(monkeypatch, tmp_path):
-    monkeypatch.setattr(choose_module, "BUDGET_S", -1.0)
     with pytest.raises(KprofError) as error:
-        chosen(monkeypatch, tmp_path, ends_after(3))
+        chosen(monkeypatch, tmp_path, ends_after(3), budget_s=-1.0)
     # Nor is the output shown, in which a workload that ended says why.
     assert "output" not in error.value.fix
 
@@ -282,11 +286,11 @@ def test_steps_that_are_too_long_for_a_choice_are_not_called_too_few(monkeypatch
 def test_reasons_found_before_a_crash_are_kept(monkeypatch, tmp_path):
     process = Process({"rope=kprof": 1.0, "adamw=kprof": 0.5, "x=y": 1.0}, ends_with="rope=kprof")
 
-    def run(variant, schedule, folder, *, is_enough):
+    def run(variant, schedule, folder, *, is_enough, why_to_end):
         log = Path(schedule.patch_arguments[1])
         if "x=y" in schedule.patch_arguments[0]:
             write(log, "x=y", "enter", "drop")
-        return process(variant, schedule, folder, is_enough=is_enough)
+        return process(variant, schedule, folder, is_enough=is_enough, why_to_end=why_to_end)
 
     run.shares = process.shares
     choice = chosen(monkeypatch, tmp_path, run)
@@ -328,7 +332,7 @@ def test_ranks_that_share_a_log_are_one_workload(tmp_path):
 
 
 def test_where_calls_end_the_reason_is_kept(monkeypatch, tmp_path):
-    def run(variant, schedule, folder, *, is_enough):
+    def run(variant, schedule, folder, *, is_enough, why_to_end):
         log = Path(schedule.patch_arguments[1])
         log_of(log, *(("rope=kprof", n) for n in range(1, 41, 2)), last_call_s=9)
         windows = [window("AB"[n % 2], n, 100.0) for n in range(41)]
@@ -340,3 +344,51 @@ def test_where_calls_end_the_reason_is_kept(monkeypatch, tmp_path):
     assert str(tmp_path / "choice.json") in error.value.fix
     (told,) = json.loads((tmp_path / "choice.json").read_text())["tried"]
     assert told["why"] == choose_module.NO_MORE_CALLS
+
+
+def test_reasons_are_kept_where_the_workload_ends_before_any_is_timed(monkeypatch, tmp_path):
+    with pytest.raises(KprofError):
+        chosen(monkeypatch, tmp_path, ends_after(3, drops=["rope=kprof"]))
+    assert reasons_in(tmp_path)["rope=kprof"] == "no call"
+
+
+class Watched(Process):
+    """A process in which a candidate has faults that the trial itself looks for."""
+
+    def __init__(self, shares, name, *lines):
+        super().__init__(shares)
+        self.name, self.lines = name, lines
+
+    def __call__(self, variant, schedule, folder, *, is_enough, why_to_end):
+        if self.name in schedule.patch_arguments[0].split(","):
+            self.names.append(schedule.patch_arguments[0].split(","))
+            with Path(schedule.patch_arguments[1]).open("a") as file:
+                for line in self.lines:
+                    file.write(json.dumps({"name": self.name, "time_ns": 0, **line}) + "\n")
+            why = why_to_end()
+            assert why
+            raise TrialError(f"B: {why}", fix="see", trial=trial_of("A", []), arm="B")
+        return super().__call__(variant, schedule, folder, is_enough=is_enough)
+
+
+ENTER, LEAVE = {"event": "enter"}, {"event": "leave", "num_calls": 3, "num_compiled": 0}
+SPOILT = {"event": "drop", "why": "no numbers", "is_spoilt": True}
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"), [([ENTER], "no window ended"), ([ENTER, LEAVE, SPOILT], "no numbers")]
+)
+def test_one_that_hangs_or_spoils_results_is_left_out_and_the_rest_is_tried(
+    monkeypatch, tmp_path, lines, why
+):
+    process = Watched({"rope=kprof": 1.0, "adamw=kprof": 0.5}, "rope=kprof", *lines)
+    choice = chosen(monkeypatch, tmp_path, process)
+    assert process.names == [["rope=kprof", "adamw=kprof"], ["adamw=kprof"]]
+    assert choice.names == ("adamw=kprof",)
+    assert why in reasons_in(tmp_path)["rope=kprof"]
+
+
+def test_a_candidate_that_is_out_does_not_hang_however_long_nothing_happens(tmp_path):
+    log = log_of(tmp_path / "log", ("rope=kprof", 1))
+    look = choose_module.Look(log, ["rope=kprof"], 60.0, lambda message: None)
+    assert look.why_to_end() == ""

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from kprof.findings import NOT_CALLED, DryRun, DryRunRow
-from kprof.kernels.swap.providers import WITH_SITES
+from kprof.kernels.swap.providers import WITH_SITES, DryProviders
 from kprof.kernels.swap.sites.function_calls import FUNCTIONS
 from kprof.kernels.swap.swap_report import SiteReport
 from kprof.kernels.swap.swapping import Swap
@@ -35,7 +35,7 @@ class Watch:
         began_ns = time.perf_counter_ns()
         self._path = path
         self._kernels = sorted(WITH_SITES - NOT_ASKED)
-        self._swap = Swap(None, self._kernels, is_dry=True)
+        self._swap = Swap(None, self._kernels, providers=DryProviders)
 
         self._swap.__enter__()
         self._took_ns = time.perf_counter_ns() - began_ns

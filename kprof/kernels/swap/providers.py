@@ -43,6 +43,9 @@ Chosen = tuple[Callable[..., Any] | None, str | None, str | None]
 class Providers:
     """Chooses a function for calls of a kernel: function and provider, or the reason for none."""
 
+    launches = True
+    """Whether functions are called that launch kernels."""
+
     def __init__(self, kernels: Mapping[str, Kernel], forced: Mapping[str, str]) -> None:
         self._forced = forced
         self._unmeasured = {name: kernel.unmeasured for name, kernel in kernels.items()}
@@ -151,6 +154,8 @@ class DryProviders(Providers):
 
     Nothing is launched: a kernel is not compared with the original on random rows either.
     """
+
+    launches = False
 
     def _check(self, kernel: Kernel) -> None:
         """Let each call have the reason why a kernel cannot be loaded."""

@@ -23,6 +23,8 @@ AUTO = "auto"
 CHOICE = "choice.json"
 # Ending of the file, beside the log of candidates, with the names of those that are decided.
 DECIDED = ".decided"
+# Ending of the file, beside it, with what rank 0 swaps in at each entry.
+TURNS = ".turns"
 
 
 class SwapError(KprofError):
@@ -106,6 +108,17 @@ class SwapReport:
 
 
 @dataclass(frozen=True)
+class CallSort:
+    """Calls of a kernel of one sort, as the correctness gate counts shapes and names layouts."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    has_gradients: bool
+    layout: str = "contiguous"
+    """Of the first tensor."""
+
+
+@dataclass(frozen=True)
 class Tried:
     """A candidate of `--swap auto`: what it did to the workload's steps."""
 
@@ -124,6 +137,8 @@ class Tried:
     """Interval of the ratio, of 90 %."""
     why: str = ""
     """Why it does not run here; empty: it does."""
+    sorts: tuple[CallSort, ...] = ()
+    """The calls that it replaced in its first entry."""
 
     @property
     def is_faster(self) -> bool:

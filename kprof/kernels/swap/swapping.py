@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from kprof.kernels.runtime import build_beside
 from kprof.kernels.swap.dispatch import UNWANTED
-from kprof.kernels.swap.providers import DryProviders, Providers, kernels_named
+from kprof.kernels.swap.providers import Providers, kernels_named
 from kprof.kernels.swap.site import Request, Site, Skip
 from kprof.kernels.swap.sites import families_of
 from kprof.kernels.swap.swap_report import SiteReport, SwapError, SwapReport, write_report
@@ -50,14 +50,20 @@ class Swap:
     """
 
     def __init__(
-        self, roots: Iterable[object] | None, names: Iterable[str], *, is_dry: bool = False
+        self,
+        roots: Iterable[object] | None,
+        names: Iterable[str],
+        *,
+        providers: type[Providers] = Providers,
+        like: Swap | None = None,
     ) -> None:
         """Prepare to swap these kernels.
 
         Args:
             roots: Modules and optimizers, referenced until the first entry; None: whole process.
             names: KERNEL or KERNEL=PROVIDER, each optionally followed by @PATTERN;!PATTERN.
-            is_dry: Whether calls are decided about, and all run the original.
+            providers: How a function is chosen for a call.
+            like: A swap of the same names, which knows the kinds of modules already.
 
         Raises:
             KprofError: there is no such kernel or provider.
@@ -69,15 +75,20 @@ class Swap:
             raise SwapError("no kernel to swap", fix="name some: kprof kernels list")
         kernels = kernels_named(asked)
         forced = {name: provider for name, provider in asked.items() if provider is not None}
-        providers = (DryProviders if is_dry else Providers)(kernels, forced)
-        self._request = Request(kernels, providers, patterns=patterns)
-        self._is_dry = is_dry
+        self._request = Request(kernels, providers(kernels, forced), patterns=patterns)
+        if like is not None:
+            self._request.recognised = like._request.recognised
         self._roots = None if roots is None else list(roots)
         self._found: list[Site | Skip] | None = None
         self._is_everything = roots is None
         self._on: list[Site] = []
         # Identities, not references: a swapped module may be deleted.
         self._members: set[int] = set()
+
+    @property
+    def providers(self) -> Providers:
+        """What chooses the functions of calls."""
+        return self._request.providers
 
     @property
     def is_on(self) -> bool:
@@ -116,7 +127,7 @@ class Swap:
         if self.is_on:
             raise SwapError("this swap is on already", fix="leave it before you enter it again")
         if self._found is None:
-            if not self._is_dry:
+            if self.providers.launches:
                 build_beside()
             self._found = _without_parts_taken(list(self._find()))
             self._roots = []

@@ -13,6 +13,7 @@ from torch import nn
 from kprof.errors import KprofError
 from kprof.findings import NOT_CALLED
 from kprof.kernels.swap import dry_run
+from kprof.kernels.swap.providers import DryProviders
 from kprof.kernels.swap.swapping import Swap
 from tests.kernels.kernel_checks import INTERPRETED
 from tests.kernels.swap_models import Attention, GemmaNorm, Mlp, Model, Norm, snapshot, tokens
@@ -191,7 +192,7 @@ def test_a_gated_mlp_in_a_dry_run_frees_its_products_before_its_last_layer():
     model = Mlp(16)
     model.gate_proj, model.up_proj = Watching(16, 32), Watching(16, 32)
     model.down_proj = Last(32, 16)
-    with torch.no_grad(), Swap([model], ["swiglu"], is_dry=True) as swap:
+    with torch.no_grad(), Swap([model], ["swiglu"], providers=DryProviders) as swap:
         model(torch.ones(2, 16))
     assert [calls.num_calls for site in swap.sites for calls in site.calls] == [1]
     assert model.down_proj.num_alive == 0
@@ -199,7 +200,7 @@ def test_a_gated_mlp_in_a_dry_run_frees_its_products_before_its_last_layer():
 
 def test_call_sites_without_a_call_have_a_row_of_their_own():
     model = nn.ModuleList([Attention(16), Attention(16)])
-    with Swap([model], ["rope"], is_dry=True) as swap:
+    with Swap([model], ["rope"], providers=DryProviders) as swap:
         model[0](torch.ones(1, 3, 16), torch.ones(1, 3, 8), torch.ones(1, 3, 8))
     rows = list(dry_run.rows_of(swap.sites))
     assert {(row.provider, row.why, row.num_sites, row.num_calls) for row in rows} == {

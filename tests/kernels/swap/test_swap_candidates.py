@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from kprof.errors import KprofError
-from kprof.kernels.swap import swapping
+from kprof.kernels.swap import candidates, swapping
 from kprof.kernels.swap.candidates import candidate_names, next_candidate
 from kprof.kernels.swap.swapping import swapped
-from tests.kernels.swap_models import Norm
+from tests.kernels.swap_models import Mlp, Norm
 
 
 def events(log):
@@ -82,6 +82,100 @@ def test_with_no_candidate_left_the_workload_runs_as_it_is(tmp_path):
     for _ in range(2):
         turn(["swiglu=eager"], tmp_path / "log", nn.Sequential(Norm(16)))
     assert events(tmp_path / "log") == [("enter", "swiglu=eager"), ("drop", "swiglu=eager")]
+
+
+def lines(log):
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def test_the_first_entry_records_the_calls_and_later_ones_have_no_look_at_results(
+    tmp_path, monkeypatch
+):
+    log, model = tmp_path / "log", nn.Sequential(Norm(16))
+    seen = []
+    monkeypatch.setattr(candidates, "are_numbers", lambda values: seen.append(1) or True)
+    for _ in range(3):
+        turn(["rmsnorm=eager"], log, model)
+    assert len(seen) == 2
+    first, *others = [one for one in lines(log) if one["event"] == "leave"]
+    (sort,) = first["sorts"]
+    assert (sort["shape"], sort["dtype"], sort["has_gradients"]) == ([2, 16], "float32", True)
+    assert [one["sorts"] for one in others] == [[], []]
+    assert [one["num_calls"] for one in (first, *others)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_candidate_whose_results_are_no_numbers_is_dropped_at_once(tmp_path, monkeypatch, value):
+    from kprof.kernels.swap.providers import Providers
+
+    chosen = Providers.choose
+
+    def spoiling(self, kernel, x, *others, **options):
+        # Not on the rows on which a site tries the kernel first.
+        if x.shape[0] == 2 and x.dim() == 2:
+            return lambda x, *rest: torch.full_like(x, value), "eager", None
+        return chosen(self, kernel, x, *others, **options)
+
+    monkeypatch.setattr(Providers, "choose", spoiling)
+    turn(["swiglu=eager"], tmp_path / "log", Mlp(16))
+    last = lines(tmp_path / "log")[-1]
+    assert (last["event"], last["is_spoilt"]) == ("drop", True)
+
+
+def test_a_candidate_under_which_weights_become_no_numbers_is_dropped_at_once(tmp_path):
+    log, model = tmp_path / "log", nn.Sequential(Norm(16))
+    swapping.all_roots()[:] = [model]
+    with next_candidate("rmsnorm=eager", str(log)):
+        model(torch.ones(2, 16))
+        with torch.no_grad():
+            model[0].weight[3] = float("nan")
+    assert (lines(log)[-1]["event"], lines(log)[-1]["is_spoilt"]) == ("drop", True)
+
+
+def test_weights_that_were_no_numbers_before_are_no_candidates_fault(tmp_path):
+    log, model = tmp_path / "log", nn.Sequential(Norm(16))
+    with torch.no_grad():
+        model[0].weight[3] = float("inf")
+    turn(["rmsnorm=eager"], log, model)
+    assert events(log) == [("enter", "rmsnorm=eager"), ("leave", "rmsnorm=eager")]
+
+
+def test_other_ranks_swap_in_what_rank_0_swapped_in_at_the_same_entry(tmp_path, monkeypatch):
+    """Whatever is decided meanwhile: two ranks may come to a step at different times."""
+    log, names = tmp_path / "log", ["swiglu=eager", "rmsnorm=eager", "layernorm=aten"]
+    models = [nn.Sequential(Norm(16), nn.LayerNorm(16)) for _ in range(2)]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    def entered(rank):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setattr(candidates, "_of_logs", runs[rank])
+        model = swapping.all_roots()[:] = [models[rank]]
+        with next_candidate(",".join(names), str(log)):
+            (model,) = model
+            model(torch.ones(2, 16))
+            return tuple("forward" in vars(one) for one in model)
+
+    runs = {}, {}
+    found = []
+    for _ in range(4):
+        first = entered(0)
+        # It is decided between the entries of the two ranks.
+        log.with_suffix(".decided").write_text("rmsnorm=eager\n" * (len(found) > 1))
+        found.append((first, entered(1)))
+    assert [one for one, _ in found] == [(True, False), (False, True), (True, False), (False, True)]
+    assert all(one == other for one, other in found)
+    # Rank 0 alone writes the log.
+    assert [one for one in events(log) if one[0] == "enter"] == [
+        ("enter", name) for name in (names[0], names[1], names[2], names[1], names[2])
+    ]
+
+
+def test_a_rank_that_waits_in_vain_for_rank_0_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(candidates, "PATIENCE_S", 0.01)
+    with pytest.raises(TimeoutError), next_candidate("rmsnorm=eager", str(tmp_path / "log")):
+        pass
 
 
 def test_candidates_keep_the_precision_and_repeat_their_bits():
