@@ -17,11 +17,11 @@ from kprof.collect.merge import merge
 from kprof.collect.sources import read_each, require_file_or_folder
 from kprof.device import find_device
 from kprof.errors import KprofError, TraceError
-from kprof.kernels.swap.swap_report import SWAP_REPORT, read_report
+from kprof.kernels.swap.swap_report import CHOICE, SWAP_REPORT, read_choice, read_report
 from kprof.report.redaction import redacted
 from kprof.report.result import result_of
 from kprof.report.section import Section, sections_of
-from kprof.report.swap import sections_of_swap
+from kprof.report.swap import section_of_choice, sections_of_swap
 from kprof.storage import META_FILE, is_saved, load, save, whole_or_not_at_all
 from kprof.trace import Trace
 
@@ -52,9 +52,10 @@ class Opened:
         return self._with_swap(sections_of(self.trace, for_page=False))
 
     def _with_swap(self, sections: list[Section]) -> list[Section]:
-        """Add the section on swapped kernels, if there were any."""
-        path = self.folder / SWAP_REPORT
+        """Add the sections on swapped kernels and their choice, if there were any."""
+        path, choice = self.folder / SWAP_REPORT, self.folder / CHOICE
         added = sections_of_swap(read_report(path)) if path.exists() else []
+        added += [section_of_choice(read_choice(choice), None)] if choice.exists() else []
         return sorted([*sections, *added], key=lambda section: section.order)
 
     @property

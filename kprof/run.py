@@ -20,7 +20,7 @@ from kprof.collect.launch import LaunchOptions, LaunchResult, command_for, launc
 from kprof.collect.nsys import find_program
 from kprof.collect.service import Service, Trigger, Window
 from kprof.errors import KprofError, LaunchError
-from kprof.kernels.swap.swap_report import SWAP_REPORT
+from kprof.kernels.swap.swap_report import AUTO, SWAP_REPORT
 from kprof.storage import make_folder, make_next, remove_empty
 
 if TYPE_CHECKING:
@@ -56,7 +56,9 @@ class RunOptions:
     counters: bool = False
     """Whether hardware counters are sampled in the same run."""
     swap: str | None = None
-    """Kernels that are swapped in after the first step: "KERNEL,KERNEL=PROVIDER,…"."""
+    """Kernels that are swapped in after the first step: "KERNEL,KERNEL=PROVIDER,…", or AUTO."""
+    budget_s: float | None = None
+    """Time to choose kernels for AUTO; None: as usual, or a choice that was kept."""
 
 
 @dataclass(frozen=True)
@@ -79,16 +81,31 @@ NOT_SWAPPED = (
 )
 
 
-def run(options: RunOptions, progress: Progress = lambda stage: None) -> RunOutcome:
+Choosing = Callable[[RunOptions, tuple[str, ...], Path], tuple[str, ...]]
+
+
+def run(
+    options: RunOptions,
+    progress: Progress = lambda stage: None,
+    choose: Choosing | None = None,
+) -> RunOutcome:
     """Run a workload under the recorder and report on it: the main path of `kprof run`.
 
     Raises `LaunchError` only for problems before the workload starts. Afterwards its
     exit code stands, and kprof's own trouble is in the outcome.
+
+    Args:
+        options: Of the run.
+        progress: Told the name of each stage.
+        choose: Takes the options, the command and the run's folder; returns the kernels that pay,
+            for a swap of `auto`.
     """
     command = command_of(options)
     _check_tracer(options)
     _check_swap(options)
     folder = make_folder(name_of(options), options.out, force=options.force)
+    if options.swap == AUTO and choose is not None:
+        options = replace(options, swap=",".join(choose(options, command, folder)))
     outcome = report_on(launch(launch_options(options, command, folder)), folder, progress)
     if options.swap and not (folder / SWAP_REPORT).exists():
         outcome = replace(outcome, messages=(*outcome.messages, NOT_SWAPPED))
@@ -137,6 +154,8 @@ def _check_swap(options: RunOptions) -> None:
             "kernels are swapped in after the first step, which --skip 0 would record",
             fix="let it skip a few: --skip 5",
         )
+    if options.swap == AUTO:
+        return
     # Imported only where needed: it imports torch.
     from kprof.kernels.swap.swapping import Swap
 

@@ -16,9 +16,14 @@ together are at most 10 %, half of it at either end.
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from functools import partial
 from math import log
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,11 +31,30 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from kprof.ab.variants import AbOptions, Tell
+from kprof.ab.variants import BUDGET_S, AbOptions, Tell
 from kprof.analyze.verdict.ranks import Floats, interval, walsh_averages
 from kprof.collect.trials import Schedule, Trial, TrialError, Variant, Window, run_trial
 from kprof.errors import KprofError, counted
-from kprof.kernels.swap.swap_report import CHOICE, DECIDED, CallSort, Choice, Tried, write_choice
+from kprof.kernels.swap.kept import (
+    facts_of,
+    facts_of_machine,
+    keep_choice,
+    keep_gate,
+    load_choice,
+    load_gate,
+    words_of,
+)
+from kprof.kernels.swap.swap_report import (
+    CHOICE,
+    DECIDED,
+    GATE_PASSED,
+    GATE_UNFINISHED,
+    CallSort,
+    Choice,
+    Tried,
+    read_choice,
+    write_choice,
+)
 
 PATCH = "kprof.kernels.swap.candidates:next_candidate"
 LOG = "candidates.jsonl"
@@ -50,7 +74,36 @@ NO_MORE_CALLS = "no more calls: models that the workload builds later are not sw
 MOST_CRASHES = 3
 
 
-def choose(a: Variant, options: AbOptions, folder: Path, tell: Tell) -> Choice:
+def chosen(a: Variant, options: AbOptions, folder: Path, raw: Path, tell: Tell) -> Choice:
+    """Return the choice that was kept for this workload; if there is none, choose, and keep it.
+
+    With a budget of its own, always choose. `folder` gets choice.json, and `raw` the files of the
+    processes.
+
+    Raises:
+        NothingPaysError: no kernel makes the workload faster for sure.
+        KprofError: the workload took too few steps, or fails by itself.
+    """
+    facts = facts_of(words_of(a.command), {**os.environ, **a.environment})
+    kept = load_choice(facts) if options.budget_s is None else None
+    if kept is not None:
+        tell(f"kernels were chosen on {kept.made} for the same code: --budget S chooses anew")
+        write_choice(kept, folder / CHOICE)
+        if not kept.names:
+            raise _nothing_chosen(kept, folder)
+        return kept
+    try:
+        choice = choose(a, options, folder, raw, tell)
+    except NothingPaysError:
+        none = read_choice(folder / CHOICE)
+        if all(one.why or one.ratio is not None for one in none.tried) and not none.is_unjudged:
+            keep_choice(facts, none)
+        raise
+    keep_choice(facts, choice)
+    return choice
+
+
+def choose(a: Variant, options: AbOptions, folder: Path, raw: Path, tell: Tell) -> Choice:
     """Try every candidate on the workload, and return what was chosen and why.
 
     What was tried stands in the folder's choice.json, however it ends.
@@ -58,12 +111,14 @@ def choose(a: Variant, options: AbOptions, folder: Path, tell: Tell) -> Choice:
     Raises:
         KprofError: the workload took too few steps, or no candidate makes it faster.
     """
-    tell(f"trying kernels one by one, for about {options.budget_s:.0f} s")
+    budget_s = options.budget_s or BUDGET_S
+    tell(f"trying kernels one by one, for about {budget_s:.0f} s")
     tried: dict[str, Tried] = {}
     try:
-        _try_until_none_ends_it(a, options, folder, tell, tried)
+        _try_until_none_ends_it(a, options, raw, tell, tried)
+        _gate(tried, raw, budget_s * GATE_SHARE, tell)
     finally:
-        choice = Choice(tuple(sorted(tried.values(), key=lambda one: (one.ratio or 2.0, one.name))))
+        choice = _choice_of(tried)
         if tried:
             write_choice(choice, folder / CHOICE)
     _tell_choice(choice, tell)
@@ -72,13 +127,72 @@ def choose(a: Variant, options: AbOptions, folder: Path, tell: Tell) -> Choice:
     return choice
 
 
+def _choice_of(tried: Mapping[str, Tried]) -> Choice:
+    return Choice(tuple(sorted(tried.values(), key=lambda one: (one.ratio or 2.0, one.name))))
+
+
+def _gate(tried: dict[str, Tried], raw: Path, most_s: float, tell: Tell) -> None:
+    """Note what the correctness gate says of those that would be chosen, until all are judged.
+
+    Where one fails, the next provider of its kernel is judged. Several run at once.
+    """
+    end_s = time.monotonic() + most_s
+    place = raw / "gate"
+    while names := [name for name in _choice_of(tried).names if not tried[name].gate]:
+        tell(f"checking the results of {', '.join(names)}")
+        place.mkdir(parents=True, exist_ok=True)
+        with ThreadPoolExecutor(GATES_AT_ONCE) as pool:
+            judged = partial(_judge, place, end_s)
+            outcomes = list(pool.map(judged, [tried[name] for name in names]))
+        for name, outcome in zip(names, outcomes, strict=True):
+            tried[name] = replace(tried[name], gate=outcome)
+            if outcome != GATE_PASSED:
+                tell(f"{name} is left out: it {outcome}")
+
+
+def _judge(place: Path, end_s: float, one: Tried) -> str:
+    """Return what the gate says of a candidate's calls: kept, or from a process of its own."""
+    sorts = json.dumps([asdict(sort) for sort in one.sorts])
+    facts = {"name": one.name, "sorts": sorts, **facts_of_machine(os.environ)}
+    kept = load_gate(facts)
+    if kept:
+        return kept
+    stem = place / one.name.replace("=", "-by-")
+    given, result = stem.with_suffix(".calls"), stem.with_suffix(".outcome")
+    given.write_text(sorts)
+    result.unlink(missing_ok=True)
+    command = (sys.executable, "-m", GATE, one.name, str(given), str(result))
+    try:
+        with stem.with_suffix(".log").open("wb") as log:
+            subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                check=False,
+                timeout=max(end_s - time.monotonic(), 0.0),
+            )
+    except subprocess.TimeoutExpired:
+        return GATE_UNFINISHED
+    if not result.exists():
+        return f"ended the correctness gate: {stem.with_suffix('.log')}"
+    outcome = str(json.loads(result.read_text()))
+    keep_gate(facts, outcome)
+    return outcome
+
+
+GATE = "kprof.kernels.swap.gated"
+# Processes that share the GPU; of the budget, for all of them, beside that for the windows.
+GATES_AT_ONCE, GATE_SHARE = 4, 1.0
+
+
 def _try_until_none_ends_it(
-    a: Variant, options: AbOptions, folder: Path, tell: Tell, tried: dict[str, Tried]
+    a: Variant, options: AbOptions, raw: Path, tell: Tell, tried: dict[str, Tried]
 ) -> None:
     """Note in `tried` what is known of each candidate; begin anew without one that fails."""
     names = _all_names()
     for turn in range(MOST_CRASHES + 1):
-        where = folder / "raw" / f"choice{turn or ''}"
+        where = raw / f"choice{turn or ''}"
         try:
             _try_all(a, names, options, where, tell, tried)
         except TrialError as error:
@@ -113,7 +227,7 @@ def _try_all(
         patch=PATCH,
         patch_arguments=(",".join(names), str(entries.resolve())),
     )
-    look = Look(entries, names, options.budget_s, tell)
+    look = Look(entries, names, options.budget_s or BUDGET_S, tell)
     trial = run_trial(
         a, schedule, folder / "trial", is_enough=look.is_enough, why_to_end=look.why_to_end
     )
@@ -312,13 +426,27 @@ def _tell_choice(choice: Choice, tell: Tell) -> None:
             tell(f"{one.name}: step {100 * (one.ratio - 1):+.1f} %, {verdict}")
 
 
-def _nothing_chosen(choice: Choice, folder: Path) -> KprofError:
+class NothingPaysError(KprofError):
+    """All kernels were tried, and none is faster for sure."""
+
+
+def _nothing_chosen(choice: Choice, folder: Path) -> NothingPaysError:
     fix = f"see what was tried, and why not, in {folder / CHOICE}; "
+    if choice.is_unjudged:
+        return NothingPaysError(
+            "no kernel that makes this workload faster was judged right in time",
+            fix=fix + "give the correctness gate more time: --budget",
+        )
+    if any(one.is_faster for one in choice.tried):
+        return NothingPaysError(
+            "no kernel that makes this workload faster passes the correctness gate",
+            fix=fix + "kprof kernels check says more of a kernel",
+        )
     num_untimed = sum(1 for one in choice.tried if one.ratio is None and not one.why)
     if not num_untimed:
         fix += "kprof run shows what limits it"
-        return KprofError("no kernel makes this workload faster", fix=fix)
-    return KprofError(
+        return NothingPaysError("no kernel makes this workload faster", fix=fix)
+    return NothingPaysError(
         "no kernel makes this workload faster for sure, and "
         f"{counted(num_untimed, 'kernel')} had too few windows",
         fix=fix + "let it take more and shorter steps, or name kernels: --swap NAMES",
@@ -337,7 +465,7 @@ def _nothing_timed(
     if not has_time:
         return KprofError(
             f"the steps of {name} are too long to try kernels one by one in "
-            f"{options.budget_s:.0f} s",
+            f"{options.budget_s or BUDGET_S:.0f} s",
             fix="give more time (--budget), or name kernels: --swap NAMES",
         )
     return KprofError(

@@ -19,7 +19,7 @@ from kprof.ab.calibrate import (
     last_calibration,
     parts_of_calibration,
 )
-from kprof.ab.choose import choose
+from kprof.ab.choose import chosen
 from kprof.ab.in_process import flip
 from kprof.ab.pricing import calculate
 from kprof.ab.processes import alternate
@@ -160,7 +160,7 @@ def compare(options: AbOptions, tell: Tell = lambda message: None) -> Compared:
     write_description(folder / "raw", a.command, (time.time_ns(), None), None)
     if options.swap == AUTO:
         try:
-            choice = choose(a, options, folder, tell)
+            choice = chosen(a, options, folder, folder / "raw", tell)
         except (KprofError, KeyboardInterrupt, SystemExit) as stop:
             _clean_up(stop, folder, tell)
             raise

@@ -38,8 +38,9 @@ class AbOptions:
     """B is inside this context manager: FILE.py:NAME, entered and left in one process."""
     swap: str = ""
     """B has these replacement kernels, separated by commas; switched in one process."""
-    budget_s: float = BUDGET_S
-    """Time of `--swap auto` to try kernels, beside the start of the workload."""
+    budget_s: float | None = None
+    """Time of `--swap auto` to try kernels, beside the start of the workload; None: BUDGET_S, and a
+    choice that was kept is used again."""
     pairs: int | None = None
     smallest_effect: float = 0.01
     fixed: bool = False

@@ -101,7 +101,7 @@ def ab(
     """
     # Imported where it runs: `--help` needs neither pandas nor scipy.
     from kprof.ab.compare import compare
-    from kprof.ab.variants import BUDGET_S, AbOptions, share_of
+    from kprof.ab.variants import AbOptions, share_of
     from kprof.comparison import draw_seed
     from kprof.report.redaction import secrets_shown
 
@@ -120,7 +120,7 @@ def ab(
         arguments=tuple(arg or ()),
         patch=patch,
         swap=swap or "",
-        budget_s=budget or BUDGET_S,
+        budget_s=budget,
         pairs=pairs,
         smallest_effect=share_of(smallest_effect),
         fixed=fixed,

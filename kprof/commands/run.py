@@ -11,7 +11,7 @@ from kprof.commands import Answer, ShowSecrets, say
 from kprof.report.redaction import secrets_shown
 
 if TYPE_CHECKING:
-    from kprof.run import Form
+    from kprof.run import Form, RunOptions
 
 # Options end at the first word that is not one: what follows belongs to the workload.
 SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
@@ -58,7 +58,13 @@ def run(
     ] = False,
     swap: Annotated[
         str | None,
-        typer.Option(metavar="KERNELS", help="Swap kernels in, such as rmsnorm,swiglu=liger."),
+        typer.Option(metavar="KERNELS", help="Swap kernels in: rmsnorm,swiglu=liger; auto."),
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            metavar="S", min=1, help="Seconds of --swap auto; it chooses anew [default: 60]."
+        ),
     ] = None,
     show_secrets: ShowSecrets = False,
 ) -> Answer:
@@ -90,13 +96,14 @@ def run(
         ncu,
         counters,
         swap,
+        budget,
     )
     with secrets_shown(shown=show_secrets):
         if trigger is not None:
             outcome = run_service(options, trigger, say)
         else:
             progress = Progress()
-            outcome = run_workload(options, progress)
+            outcome = run_workload(options, progress, _choose)
             progress.close()
     for message in outcome.messages:
         say(message)
@@ -111,6 +118,24 @@ def run(
     source = opened.trace.meta.source
     answer = Answer(source, opened.summary, None, last, outcome.exit_code, if_unwritten=None)
     return answer._replace(shows_secrets=show_secrets)
+
+
+def _choose(options: RunOptions, command: tuple[str, ...], folder: Path) -> tuple[str, ...]:
+    """Return the kernels that make a workload faster; none where none does for sure."""
+    from kprof.ab.choose import NothingPaysError, chosen
+    from kprof.ab.variants import AbOptions
+    from kprof.collect.trials import Variant
+    from kprof.kernels.swap.swap_report import AUTO
+
+    asked = AbOptions(
+        options.words, options.form, swap=AUTO, skip=options.skip, budget_s=options.budget_s
+    )
+    try:
+        # Its raw files are none of the recording.
+        return chosen(Variant("A", command), asked, folder, folder / "choice", say).names
+    except NothingPaysError as error:
+        say(f"{error.problem}: the workload is recorded as it is")
+        return ()
 
 
 def _form(words: list[str], arguments: list[str], *, is_module: bool) -> Form:

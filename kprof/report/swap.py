@@ -155,6 +155,8 @@ def _row_of(one: Tried, choice: Choice) -> tuple[str, ...]:
     outcome = "slower" if one.is_slower else "not faster for sure"
     if one.name in choice.names:
         outcome = "chosen"
+    elif not one.may_be_chosen and one.is_faster:
+        outcome = f"left out: it {one.gate}"
     elif one.is_faster:
         outcome = "another provider is faster"
     kernel, _, provider = one.name.partition("=")

@@ -1,18 +1,22 @@
 """`kprof ab --swap auto`: which kernels are taken, from windows with and without each."""
 
 import json
+import os
+import time
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kprof.ab import choose as choose_module
-from kprof.ab.choose import choose, tried_in
+from kprof.ab.choose import NothingPaysError, choose, tried_in
 from kprof.ab.variants import AbOptions
 from kprof.collect.trials import TrialError, Variant
 from kprof.collect.windows import Window
 from kprof.errors import KprofError
-from kprof.kernels.swap.swap_report import Choice, Tried
+from kprof.kernels.swap.kept import facts_of_machine, keep_gate
+from kprof.kernels.swap.swap_report import GATE_PASSED, GATE_UNFINISHED, CallSort, Choice, Tried
 from kprof.report.swap import section_of_choice
 from tests.ab.ab_runs import trial_of
 
@@ -198,14 +202,19 @@ def append(log, name, second):
             file.write(json.dumps(line | (left if event == "leave" else {})) + "\n")
 
 
-def chosen(monkeypatch, folder, process, **options):
+def passing(place, end_s, one):
+    return GATE_PASSED
+
+
+def chosen(monkeypatch, folder, process, judge=passing, **options):
     monkeypatch.setattr(choose_module, "run_trial", process)
+    monkeypatch.setattr(choose_module, "_judge", judge)
     names = list(getattr(process, "shares", ["rope=kprof"]))
     monkeypatch.setattr("kprof.kernels.swap.candidates.candidate_names", lambda: names)
     (folder / "raw").mkdir()
     a = Variant("A", ("python", "train.py"))
     asked = AbOptions(("train.py",), swap="auto", **options)
-    return choose(a, asked, folder, lambda message: None)
+    return choose(a, asked, folder, folder / "raw", lambda message: None)
 
 
 def reasons_in(folder):
@@ -392,3 +401,107 @@ def test_a_candidate_that_is_out_does_not_hang_however_long_nothing_happens(tmp_
     log = log_of(tmp_path / "log", ("rope=kprof", 1))
     look = choose_module.Look(log, ["rope=kprof"], 60.0, lambda message: None)
     assert look.why_to_end() == ""
+
+
+def test_of_a_kernel_the_next_provider_is_taken_where_the_gate_is_against_the_fastest(
+    monkeypatch, tmp_path
+):
+    shares = {"rmsnorm=aten": 0.8, "rmsnorm=kprof": 0.9, "rope=kprof": 0.7, "adamw=kprof": 1.1}
+    process, judged = Process(shares), []
+
+    def judge(place, end_s, one):
+        judged.append(one.name)
+        return "fails" if one.name in ("rmsnorm=aten", "rope=kprof") else GATE_PASSED
+
+    choice = chosen(monkeypatch, tmp_path, process, judge=judge)
+    assert choice.names == ("rmsnorm=kprof",)
+    assert choice.predicted == pytest.approx(0.9, rel=0.01)
+    # Those that do not pay are not judged.
+    assert sorted(judged) == ["rmsnorm=aten", "rmsnorm=kprof", "rope=kprof"]
+    timed = section_of_choice(choice, None).parts[1]
+    assert ["fails" in row[-1] for row in timed.rows] == [True, True, False, False]
+
+
+def test_a_candidate_is_judged_in_a_process_that_may_hang_or_die(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    one = Tried("rope=kprof", sorts=(CallSort((4, 8), "float32", False),))
+    end_s = time.monotonic() + 60
+    # No module of that name: the process dies without an outcome.
+    monkeypatch.setattr(choose_module, "GATE", "no.such.module")
+    assert choose_module._judge(tmp_path, end_s, one) not in ("", GATE_PASSED)
+    assert choose_module._judge(tmp_path, 0.0, one) == GATE_UNFINISHED
+    # Neither is kept; an outcome is, for the same calls.
+    facts = {"name": one.name, "sorts": json.dumps([asdict(sort) for sort in one.sorts])}
+    keep_gate({**facts, **facts_of_machine(os.environ)}, "fails")
+    assert choose_module._judge(tmp_path, 0.0, one) == "fails"
+    assert choose_module._judge(tmp_path, 0.0, replace(one, sorts=())) != "fails"
+
+
+def kept_twice(monkeypatch, folder, process, change=lambda script: None, judge=passing, **options):
+    """Return the choices of two commands for one script, which may change between them."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    monkeypatch.setattr(choose_module, "run_trial", process)
+    monkeypatch.setattr(choose_module, "_judge", judge)
+    monkeypatch.setattr(choose_module, "_all_names", lambda: list(process.shares))
+    script, found = folder / "train.py", []
+    script.write_text("import torch")
+    for number, more in enumerate(({}, options)):
+        out = folder / str(number)
+        (out / "raw").mkdir(parents=True)
+        asked = AbOptions((str(script),), swap="auto", **more)
+        a = Variant("A", ("python", str(script), "--fast"))
+        found.append(choose_module.chosen(a, asked, out, out / "raw", lambda message: None))
+        change(script)
+    return found
+
+
+def test_a_choice_is_used_again_for_the_same_code(monkeypatch, tmp_path):
+    process = Process({"rope=kprof": 0.9})
+    first, second = kept_twice(monkeypatch, tmp_path, process)
+    assert len(process.names) == 1
+    assert (first.names, second.names) == (("rope=kprof",), ("rope=kprof",))
+    assert (first.made, bool(second.made)) == ("", True)
+    assert reasons_in(tmp_path / "1") == {"rope=kprof": ""}
+
+
+@pytest.mark.parametrize(
+    ("change", "options"),
+    [
+        (lambda script: script.write_text("import torch, numpy"), {}),
+        (lambda script: script.with_name("model.py").write_text("import torch"), {}),
+        (lambda script: None, {"budget_s": 30.0}),
+    ],
+)
+def test_kernels_are_chosen_anew_for_other_code_and_with_a_budget(
+    monkeypatch, tmp_path, change, options
+):
+    process = Process({"rope=kprof": 0.9})
+    kept_twice(monkeypatch, tmp_path, process, change, **options)
+    assert len(process.names) == 2
+
+
+def test_that_no_kernel_pays_is_known_the_second_time(monkeypatch, tmp_path):
+    process = Process({"rope=kprof": 1.1})
+    for number in ("a", "b"):
+        (tmp_path / number).mkdir()
+        with pytest.raises(NothingPaysError):
+            kept_twice(monkeypatch, tmp_path, process) if number == "a" else again(tmp_path)
+    assert len(process.names) == 1
+
+
+def again(folder):
+    out = folder / "again"
+    (out / "raw").mkdir(parents=True)
+    a = Variant("A", ("python", str(folder / "train.py"), "--fast"))
+    asked = AbOptions((str(folder / "train.py"),), swap="auto")
+    return choose_module.chosen(a, asked, out, out / "raw", lambda message: None)
+
+
+def test_a_kernel_that_the_gate_had_no_time_for_is_not_known_the_second_time(monkeypatch, tmp_path):
+    process = Process({"rope=kprof": 0.9})
+    outcomes = iter([GATE_UNFINISHED, GATE_PASSED])
+    with pytest.raises(NothingPaysError) as error:
+        kept_twice(monkeypatch, tmp_path, process, judge=lambda *of: next(outcomes))
+    assert "--budget" in error.value.fix
+    monkeypatch.setattr(choose_module, "_judge", lambda *of: next(outcomes))
+    assert again(tmp_path).names == ("rope=kprof",)

@@ -16,7 +16,7 @@ from kprof.open import Opened
 from kprof.run import NOT_SWAPPED, RunOptions, run
 from kprof.run import run_service
 from kprof.kernels.swap.swap_report import SwapReport
-from kprof.kernels.swap.swap_report import SWAP_REPORT, write_report
+from kprof.kernels.swap.swap_report import GATE_PASSED, SWAP_REPORT, write_report
 from tests.commands.test_cli import kprof
 
 TRAIN = """
@@ -106,3 +106,72 @@ def test_a_run_without_a_swap_has_no_such_section(tmp_path, monkeypatch):
     assert opened.summary == []
     write_report(SwapReport(("rmsnorm",)), tmp_path / SWAP_REPORT)
     assert [section.title for section in opened.summary] == ["Swap"]
+
+
+@pytest.mark.parametrize("names", [("rope=kprof", "adamw=kprof"), ()])
+def test_auto_is_chosen_before_the_workload_starts_and_recorded(tmp_path, monkeypatch, names):
+    launched, asked = [], []
+
+    def launch(options):
+        launched.append(options)
+        return LaunchResult(0, options.out / "raw", 1, (), ())
+
+    def choose(options, command, folder):
+        assert folder.is_dir()
+        asked.append((options.budget_s, command))
+        return names
+
+    monkeypatch.setattr("kprof.run.launch", launch)
+    options = RunOptions((sys.executable,), form="command", out=tmp_path / "x", swap="auto")
+    outcome = run(options, choose=choose)
+    assert launched[0].swap == ",".join(names)
+    assert asked == [(None, (sys.executable,))]
+    # Where no kernel pays, the workload runs as it is.
+    assert outcome.messages == ((NOT_SWAPPED,) if names else ())
+
+
+@pytest.mark.slow
+def test_a_run_records_with_the_kernels_that_pay_and_finds_the_choice_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    # Torch's own operator runs without a GPU, ours do not.
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr("kprof.ab.choose._judge", lambda place, end_s, one: GATE_PASSED)
+    (tmp_path / "train.py").write_text(UNFUSED)
+    for name, more in {"first": ("--budget", "20"), "again": ()}.items():
+        words = ["--swap", "auto", *more, "--out", f"{name}.kprof", "train.py"]
+        assert kprof("run", *words) == 0
+        # The processes in which kernels were tried.
+        assert (tmp_path / f"{name}.kprof" / "choice").exists() is (name == "first")
+        sites = json.loads((tmp_path / f"{name}.kprof" / SWAP_REPORT).read_text())["sites"]
+        assert {(one["kernel"], one["calls"][0]["provider"]) for one in sites} == {
+            ("layernorm", "aten")
+        }
+        assert "Choice of kernels" in (tmp_path / f"{name}.kprof/report.html").read_text()
+
+
+UNFUSED = """
+import os, torch
+from torch import nn
+torch.set_num_threads(1)
+
+class LayerNorm(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size))
+        self.eps = 1e-6
+
+    def forward(self, x):
+        x = x - x.mean(-1, keepdim=True)
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * x + self.bias
+
+layers = [one for _ in range(3) for one in (nn.Linear(64, 64), LayerNorm(64))]
+model = nn.Sequential(*layers)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+x = torch.randn(2048, 64)
+for _ in range(10**6 if "KPROF_SCHEDULE" in os.environ else 12):
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""

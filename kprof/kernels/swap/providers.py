@@ -210,8 +210,8 @@ def kernels_named(names: Mapping[str, str | None]) -> dict[str, Kernel]:
     """
     if AUTO in names:
         raise KprofError(
-            f"{AUTO} is for kprof ab alone: it takes samples of the workload's steps",
-            fix=f"kprof ab --swap {AUTO} SCRIPT names the kernels that pay; give them here",
+            f"{AUTO} stands for all kernels, and has no others beside it",
+            fix=f"give {AUTO} alone, or name kernels",
         )
     found = {name: kernel_named(name) for name in names}
     for name, provider in names.items():

@@ -27,6 +27,11 @@ DECIDED = ".decided"
 TURNS = ".turns"
 
 
+# Outcomes of the correctness gate for a candidate; others say what it fails.
+GATE_PASSED = "passed"
+GATE_UNFINISHED = "was not judged by the correctness gate in time: --budget gives more"
+
+
 class SwapError(KprofError):
     """A swap that cannot be entered or left."""
 
@@ -139,11 +144,18 @@ class Tried:
     """Why it does not run here; empty: it does."""
     sorts: tuple[CallSort, ...] = ()
     """The calls that it replaced in its first entry."""
+    gate: str = ""
+    """The outcome of the correctness gate for these calls; empty: it was not judged."""
 
     @property
     def is_faster(self) -> bool:
         """Whether the whole interval is below 1."""
         return self.high is not None and self.high < 1
+
+    @property
+    def may_be_chosen(self) -> bool:
+        """Whether it is faster, and the gate does not speak against it."""
+        return self.is_faster and self.gate in ("", GATE_PASSED)
 
     @property
     def is_slower(self) -> bool:
@@ -156,15 +168,22 @@ class Choice:
     """What `--swap auto` tried, the fastest first."""
 
     tried: tuple[Tried, ...]
+    made: str = ""
+    """The date of a choice that was kept, and is used again; empty: it was made now."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The chosen ones: of each kernel the fastest, if it is faster for sure."""
+        """The chosen ones: of each kernel the fastest that is faster for sure and right."""
         best: dict[str, str] = {}
         for one in self.tried:
-            if one.is_faster:
+            if one.may_be_chosen:
                 best.setdefault(one.name.partition("=")[0], one.name)
         return tuple(best.values())
+
+    @property
+    def is_unjudged(self) -> bool:
+        """Whether the correctness gate had no time for one that is faster."""
+        return any(one.gate == GATE_UNFINISHED for one in self.tried)
 
     @property
     def predicted(self) -> float:

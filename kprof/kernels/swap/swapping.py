@@ -19,10 +19,11 @@ from torch.optim import Optimizer
 
 from kprof.kernels.runtime import build_beside
 from kprof.kernels.swap.dispatch import UNWANTED
+from kprof.kernels.swap.kept import names_for_this_process
 from kprof.kernels.swap.providers import Providers, kernels_named
 from kprof.kernels.swap.site import Request, Site, Skip
 from kprof.kernels.swap.sites import families_of
-from kprof.kernels.swap.swap_report import SiteReport, SwapError, SwapReport, write_report
+from kprof.kernels.swap.swap_report import AUTO, SiteReport, SwapError, SwapReport, write_report
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -68,10 +69,14 @@ class Swap:
         Raises:
             KprofError: there is no such kernel or provider.
         """
-        given = [name.partition("@") for name in names]
+        asked_names = list(names)
+        is_auto = asked_names == [AUTO]
+        if is_auto:
+            asked_names = list(names_for_this_process())
+        given = [name.partition("@") for name in asked_names]
         asked = dict(_parsed(name) for name, _, _ in given)
         patterns = {_parsed(name)[0]: tuple(of.split(";")) for name, _, of in given if of}
-        if not asked:
+        if not asked and not is_auto:
             raise SwapError("no kernel to swap", fix="name some: kprof kernels list")
         kernels = kernels_named(asked)
         forced = {name: provider for name, provider in asked.items() if provider is not None}
@@ -236,10 +241,11 @@ def swapped(model: object, *names: str) -> Swap:
         model: A module or an optimizer, several in a list, or None: all of this process.
         names: KERNEL, or KERNEL=PROVIDER; with the names of sites behind an @, such as
             "fp8_linear@*.mlp.*;!*.down_proj", it is for these alone; "fp8_linear@14336x*" is for
-            linear layers of 14,336 outputs.
+            linear layers of 14,336 outputs. "auto" alone: the kernels that `kprof run --swap auto`
+            has chosen for this script, arguments, versions and GPUs.
 
     Raises:
-        KprofError: there is no such kernel or provider.
+        KprofError: there is no such kernel or provider, or none was chosen yet.
     """
     if model is None:
         return Swap(None, names)

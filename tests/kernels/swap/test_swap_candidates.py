@@ -1,6 +1,7 @@
 """Candidates of `--swap auto`: whose turn it is, and what the log says of each."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from torch import nn
 from kprof.errors import KprofError
 from kprof.kernels.swap import candidates, swapping
 from kprof.kernels.swap.candidates import candidate_names, next_candidate
+from kprof.kernels.swap.kept import facts_of, keep_choice, words_of
+from kprof.kernels.swap.swap_report import GATE_PASSED, Choice, Tried
 from kprof.kernels.swap.swapping import swapped
 from tests.kernels.swap_models import Mlp, Norm
 
@@ -186,7 +189,32 @@ def test_candidates_keep_the_precision_and_repeat_their_bits():
     assert not [one for one in names if one.endswith(("=eager", "=inductor"))]
 
 
-def test_only_a_comparison_can_choose():
+def test_auto_takes_the_kernels_that_were_chosen_for_the_script(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    script = tmp_path / "train.py"
+    script.write_text("")
+    monkeypatch.setattr("sys.argv", [str(script), "--fast"])
     with pytest.raises(KprofError) as error:
         swapped(nn.Sequential(Norm(16)), "auto")
-    assert "kprof ab --swap auto" in error.value.fix
+    assert "kprof run --swap auto" in error.value.fix
+    words = words_of(("torchrun", "--nproc-per-node", "2", str(script), "--fast"))
+    one = Tried("rmsnorm=eager", ratio=0.9, low=0.8, high=0.95, gate=GATE_PASSED)
+    keep_choice(facts_of(words, os.environ), Choice((one, Tried("layernorm=aten", why="no call"))))
+    model = nn.Sequential(Norm(16), nn.LayerNorm(16))
+    with swapped(model, "auto") as swap:
+        model(torch.ones(2, 16))
+    assert [site.kernel for site in swap.replaced] == ["rmsnorm"]
+    # While kernels are tried on it, the script runs as it is.
+    monkeypatch.setenv("KPROF_SCHEDULE", "schedule.json")
+    with swapped(model, "auto") as swap:
+        model(torch.ones(2, 16))
+    assert swap.sites == ()
+    with pytest.raises(KprofError):
+        swapped(model, "auto", "rope")
+
+
+def test_a_module_is_known_by_its_file(tmp_path, monkeypatch):
+    (tmp_path / "training.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = words_of(("python", "-m", "training", "--fast"))
+    assert words == [str(tmp_path / "training.py"), "--fast"]

@@ -1,0 +1,190 @@
+"""Choices of `--swap auto` that are kept, and used again for the same workload.
+
+A choice is for a command, the Python files beside its script, the GPUs, versions, and the code of
+the kernels. Where any of them differs, kernels are chosen anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+
+from kprof.errors import KprofError
+from kprof.kernels.swap.swap_report import AUTO, Choice
+from kprof.storage import cache_folder
+
+FOLDER, GATES = "choices", "gates"
+# Packages whose code runs in kernels, or is replaced by them.
+PACKAGES = ("torch", "triton", "transformers", "diffusers", "liger-kernel", "quack-kernels")
+# Variables that decide which GPUs run, and how kernels do.
+VARIABLES = ("CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET")
+KERNELS = Path(__file__).parent.parent
+# In a folder with more Python files than this, the script alone is looked at.
+MOST_FILES = 500
+# The variable of a workload in which kernels are tried, or two variants compared.
+UNDER_TRIAL = "KPROF_SCHEDULE"
+
+
+def facts_of(words: Sequence[str], environment: Mapping[str, str]) -> dict[str, object]:
+    """Return what a choice for this workload depends on.
+
+    Args:
+        words: Its script and arguments.
+        environment: Of its process.
+    """
+    script = Path(words[0]).resolve() if words else Path()
+    files = sorted(script.parent.glob("*.py")) if script.suffix == ".py" else []
+    files = files if len(files) <= MOST_FILES else [script]
+    return {
+        "command": [str(script), *words[1:]],
+        "code": _digest(files),
+        **facts_of_machine(environment),
+    }
+
+
+def facts_of_machine(environment: Mapping[str, str]) -> dict[str, object]:
+    """Return what the speed and the correctness of kernels depend on, for any workload."""
+    return {
+        "gpus": list(_gpus()),
+        "versions": _versions(),
+        "kernels": _digest(sorted(KERNELS.rglob("*.py"))),
+        "environment": {name: environment.get(name, "") for name in VARIABLES},
+    }
+
+
+def words_of(command: Sequence[str]) -> list[str]:
+    """Return the script of a command line, and its arguments, as `sys.argv` has them there."""
+    words = list(command)
+    if "-m" in words[1:3]:
+        module = words.index("-m") + 1
+        with contextlib.suppress(ImportError, ValueError, IndexError):
+            spec = importlib.util.find_spec(words[module])
+            if spec is not None and spec.origin and spec.origin.endswith(".py"):
+                return [spec.origin, *words[module + 1 :]]
+    for place, word in enumerate(words):
+        if word.endswith(".py") and Path(word).is_file():
+            return words[place:]
+    return words
+
+
+def load_choice(facts: Mapping[str, object]) -> Choice | None:
+    """Return the choice that was kept for these facts; None: there is none."""
+    path = _path_of(FOLDER, facts)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Kept).choice if path else None
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def keep_choice(facts: Mapping[str, object], choice: Choice) -> None:
+    """Keep a choice, with today's date."""
+    made = replace(choice, made=date.today().isoformat())
+    _keep(_path_of(FOLDER, facts), {"facts": dict(facts), "choice": asdict(made)})
+
+
+def load_gate(facts: Mapping[str, object]) -> str:
+    """Return the gate's outcome that was kept for these facts; empty: there is none."""
+    path = _path_of(GATES, facts)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_KeptGate).outcome if path else ""
+    except (OSError, msgspec.MsgspecError):
+        return ""
+
+
+def keep_gate(facts: Mapping[str, object], outcome: str) -> None:
+    """Keep an outcome of the gate."""
+    _keep(_path_of(GATES, facts), {"facts": dict(facts), "outcome": outcome})
+
+
+def _keep(path: Path | None, content: Mapping[str, object]) -> None:
+    """Write a file atomically; a user without a home, or without room, has none."""
+    if path is None:
+        return
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        partial.write_text(json.dumps(content, indent=2))
+        partial.replace(path)
+
+
+def names_for_this_process() -> tuple[str, ...]:
+    """Return the kernels that were chosen for the script of this process.
+
+    None while kernels are tried on it, or two variants of it compared.
+
+    Raises:
+        KprofError: none were chosen yet.
+    """
+    if os.environ.get(UNDER_TRIAL):
+        return ()
+    choice = load_choice(facts_of(sys.argv, os.environ))
+    if choice is None:
+        name = Path(sys.argv[0]).name or "SCRIPT"
+        raise KprofError(
+            f"no kernels were chosen for {name} with these arguments, versions and GPUs",
+            fix=f"kprof run --swap {AUTO} {name} chooses them, and keeps the choice",
+        )
+    return choice.names
+
+
+class _Kept(msgspec.Struct):
+    """The field of a file that is read."""
+
+    choice: Choice
+
+
+class _KeptGate(msgspec.Struct):
+    """The field of a file that is read."""
+
+    outcome: str
+
+
+def _path_of(sort: str, facts: Mapping[str, object]) -> Path | None:
+    folder = cache_folder()
+    name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+    return None if folder is None else folder / sort / f"{name}.json"
+
+
+def _digest(files: Sequence[Path]) -> str:
+    found = hashlib.sha256()
+    for path in files:
+        found.update(path.name.encode() + b"\0")
+        with contextlib.suppress(OSError):
+            found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def _gpus() -> Iterator[str]:
+    """Yield the names of this machine's GPUs, and the version of their driver."""
+    # NVML: torch takes seconds to import, and is not yet there where a choice is looked up.
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # noqa: BLE001 - NVML has errors of its own; without it, there is no GPU.
+        return
+    try:
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            yield str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index)))
+        yield str(pynvml.nvmlSystemGetDriverVersion())
+    finally:
+        pynvml.nvmlShutdown()

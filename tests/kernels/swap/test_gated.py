@@ -1,0 +1,69 @@
+"""The correctness gate for the calls of one workload."""
+
+import tests.kernel_interpreter  # noqa: F401, I001 - first, before anything imports Triton.
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from kprof.kernels import Provider, kernel_named
+from kprof.kernels.norm import rmsnorm
+from kprof.kernels.swap import gated
+from kprof.kernels.swap.swap_report import GATE_PASSED, CallSort
+from tests.kernels.kernel_checks import INTERPRETED
+
+pytestmark = INTERPRETED
+ROWS = CallSort((2, 3, 24), "float32", False)
+
+
+def with_provider(monkeypatch, function):
+    """Let a kernel have one more provider."""
+    kernel = kernel_named("rmsnorm")
+    more = (*kernel.providers, Provider("planted", lambda: function))
+    monkeypatch.setattr(gated, "kernel_named", lambda name: replace(kernel, providers=more))
+
+
+def test_a_kernel_passes_at_the_calls_of_a_workload(tmp_path):
+    calls, result = tmp_path / "calls", tmp_path / "result"
+    calls.write_text(
+        json.dumps([{"shape": [2, 3, 24], "dtype": "float32", "has_gradients": False}])
+    )
+    gated.main(["rmsnorm=kprof", str(calls), str(result)])
+    assert json.loads(result.read_text()) == GATE_PASSED
+
+
+def wrong_beyond(columns):
+    def function(x, weight, *others):
+        y = rmsnorm(x, weight, *others)
+        return y * 1.01 if x.shape[-1] > columns else y
+
+    return function
+
+
+@pytest.mark.parametrize(("columns", "is_right"), [(23, False), (24, True)])
+def test_a_kernel_that_is_wrong_at_the_size_of_a_call_fails(monkeypatch, columns, is_right):
+    with_provider(monkeypatch, wrong_beyond(columns))
+    assert (gated.judge("rmsnorm=planted", [ROWS]) == GATE_PASSED) is is_right
+
+
+def test_the_gate_looks_at_the_sizes_dtypes_and_layouts_of_the_calls_alone():
+    kernel = kernel_named("rmsnorm")
+    other = CallSort((2**30, 512), "bfloat16", True, "strided")
+    subject = gated.subject_for(kernel, "kprof", [ROWS, other], "cuda")
+    assert subject.shapes == ((6, 24), (2**13, 512))
+    assert subject.dtypes == ("float32", "bfloat16")
+    assert subject.layouts == ("contiguous", "strided")
+    assert subject.differentiable == kernel.differentiable
+    assert gated.subject_for(kernel, "kprof", [ROWS], "cuda").differentiable == ()
+
+
+def test_of_shapes_with_batches_there_are_few_batches():
+    kernel = kernel_named("rope")
+    call = CallSort((64, 1024, 12, 12, 64), "float32", False)
+    assert gated.subject_for(kernel, "kprof", [call], "cuda").shapes == ((2, 1024, 12, 12, 64),)
+
+
+def test_where_no_call_is_known_the_gate_takes_the_kernels_own_edges():
+    kernel = kernel_named("swiglu")
+    assert gated.subject_for(kernel, "kprof", [], "cuda").shapes == kernel.edges
