@@ -37,6 +37,7 @@ HOMES = {
     "geglu": "gated",
     "layernorm": "norm",
     "linear_cross_entropy": "cross_entropy.linear_cross_entropy",
+    "moe_experts": "moe_experts",
     "rmsnorm": "norm",
     "rope": "rope",
     "swiglu": "gated",

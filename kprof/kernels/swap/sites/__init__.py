@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # this order; `function_calls` takes what the others leave.
 FAMILIES = {
     "decoders": ("decode",),
+    "experts": ("moe_experts",),
     "mlps": ("swiglu", "geglu"),
     "heads": ("linear_cross_entropy",),
     "linears": ("fp8_linear",),
