@@ -1,10 +1,17 @@
 """What is recorded between the import of torch and the first work."""
 
+import importlib.util
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from kprof.collect.recorder.kprof_recorder import capture, recorder  # noqa: E402
+from kprof.collect.recorder.kprof_recorder import (  # noqa: E402
+    AfterImport,
+    capture,
+    recorder,
+)
 from kprof.collect.recorder.kprof_recorder.settings import Settings  # noqa: E402
 
 
@@ -99,3 +106,28 @@ def test_a_gpu_in_use_and_a_torch_without_cuda_need_no_care(monkeypatch, gpu):
     gpu(False)
     monkeypatch.setattr(torch.version, "cuda", None)
     assert not capture.would_wake_a_gpu()
+
+
+@pytest.fixture
+def followed(monkeypatch, tmp_path):
+    """Return the modules named `followed` that a finder has seen imported."""
+    (tmp_path / "followed.py").write_text("is_done = True")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [AfterImport(), *sys.meta_path])
+    monkeypatch.delitem(sys.modules, "followed", raising=False)
+    seen = []
+    sys.meta_path[0].actions["followed"] = lambda module: seen.append(module.is_done)
+    yield seen
+    sys.modules.pop("followed", None)
+
+
+@pytest.mark.parametrize("times", [0, 1, 3])
+def test_a_module_that_was_looked_for_is_followed_once_it_is_imported(followed, times):
+    found = [importlib.util.find_spec("followed") for _ in range(times)]
+    assert all(found)
+    assert followed == []
+
+    importlib.import_module("followed")
+
+    assert followed == [True]
+    assert not any(isinstance(one, AfterImport) for one in sys.meta_path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from _thread import get_ident
 
 # Every Python that the workload starts pays for what is imported here, so that is little.
 TYPE_CHECKING = False
@@ -87,32 +88,44 @@ def when_imported(name: str, action: Callable[[ModuleType], None]) -> None:
 
 
 class AfterImport:
-    """A finder that finds nothing itself; it calls the action of a module that was imported."""
+    """A finder that finds nothing itself; it calls the action of a module that was imported.
+
+    Code that only asks whether a module is there, by `importlib.util.find_spec`, imports nothing:
+    the action stays until a module is executed.
+    """
 
     def __init__(self) -> None:
         self.actions: dict[str, Callable[[ModuleType], None]] = {}
+        self._searched: set[tuple[int, str]] = set()
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Return the spec that the other finders give, so that its module runs the action last."""
-        action = self.actions.pop(name, None)
-        if action is None:
+        here = (get_ident(), name)
+        if name not in self.actions or here in self._searched:
             return None
         from importlib.util import find_spec
 
-        if not self.actions:
-            sys.meta_path.remove(self)
-        spec = find_spec(name)
+        self._searched.add(here)
+        try:
+            spec = find_spec(name)
+        finally:
+            self._searched.discard(here)
         if spec is not None and spec.loader is not None:
-            self._append(action, spec.loader)
+            self._append(name, spec.loader)
         return spec
 
-    def _append(self, action: Callable[[ModuleType], None], loader: Loader) -> None:
+    def _append(self, name: str, loader: Loader) -> None:
         execute = loader.exec_module
 
         def execute_then_act(module: ModuleType) -> None:
+            # Another execution, as by a reload, is no import.
+            action = self.actions.pop(name, None)
+            if not self.actions and self in sys.meta_path:
+                sys.meta_path.remove(self)
             execute(module)
-            del loader.exec_module
-            action(module)
+            loader.__dict__.pop("exec_module", None)
+            if action is not None:
+                action(module)
 
         loader.exec_module = execute_then_act  # type: ignore[method-assign]
 
