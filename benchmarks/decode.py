@@ -39,7 +39,7 @@ LLAMA3 = {
 }
 
 
-def shape(hidden, inner, layers, heads, key_heads, dim, vocabulary, **others):
+def shape(hidden, inner, layers, heads, key_heads, dim, vocabulary, **others):  # noqa: PLR0913
     """Return the arguments of a configuration."""
     return {
         "hidden_size": hidden,
@@ -305,6 +305,13 @@ def tune(name):
         print(f"  {kind:6} fastest alone: {fastest[1]:.0f} GB/s, {fastest[2]}, {fastest[0]:.1f} us")
         if found[0][0] < whole_us:
             whole_us, best = found[0][0], best._replace(**{kind: found[0][2]})
+    for kind in ("gated", "down", "qkv", "o"):
+        for fetch in (66, 132, 264, 396, 528, 1_056):
+            tilings = best._replace(**{kind: replace(getattr(best, kind), fetch=fetch)})
+            us = us_per_token(Engine(decoder, 1, 512, tilings), tokens)
+            print(f"  {kind:6} {us:8.1f} us a token, prefetch {fetch} CTAs ahead", flush=True)
+            if us < whole_us:
+                whole_us, best = us, tilings
     print(f"best: {whole_us:.1f} us, {num_bytes / whole_us * 1e6 / rate:.3f} of read: {best}")
 
 
@@ -352,18 +359,20 @@ def ablations(decoder, tokens):
     nothing = lambda *args, **kwargs: None  # noqa: E731
     for name in ("qkv", "attention", "added", "gated", "head", "next"):
         engine = Engine(decoder, 1, 512)
+        engine.candidates.zero_()
+        engine.best.zero_()
         setattr(engine, f"launch_{name}", nothing)
         print(f"  without {name:10} {us_per_token(engine, tokens):8.1f} us", flush=True)
     engine = Engine(decoder, 1, 512)
     engine.pdl = False
     print(f"  without dependent launch {us_per_token(engine, tokens):8.1f} us")
-    for splits in (1, 2, 4, 8, 16, 32):
-        engine = Engine(decoder, 1, 512)
-        if splits <= engine.num_splits:
-            engine.num_splits = splits
-            print(f"  {splits:2} splits {us_per_token(engine, tokens):8.1f} us", flush=True)
+    least = _engine.LEAST_KEYS
+    for _engine.LEAST_KEYS in (64, 128, 512):
+        us = us_per_token(Engine(decoder, 1, 512), tokens)
+        print(f"  splits of {_engine.LEAST_KEYS} keys {us:8.1f} us", flush=True)
+    _engine.LEAST_KEYS = least
     before = _engine.STEPS_OF_GRAPH
-    for steps in (1, 2, 4, 16):
+    for steps in (1, 4, 16):
         _engine.STEPS_OF_GRAPH = steps
         engine = Engine(decoder, 1, 512)
         print(f"  {steps:2} steps a graph {us_per_token(engine, tokens):8.1f} us", flush=True)

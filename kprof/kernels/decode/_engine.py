@@ -23,7 +23,7 @@ STEPS_OF_GRAPH = 8
 # busy without.
 MOST_CAPTURED = 1_024
 # Keys that a CTA attends to at least; the least length of a cache.
-LEAST_KEYS = 64
+LEAST_KEYS = 256
 LEAST_LENGTH = 512
 MOST_SPLITS = 32
 MOST_STOPS = 16
@@ -43,6 +43,8 @@ class Tiling:
     ahead: int
     """Tiles that are loaded before the wait."""
     tiles: int = 1
+    fetch: int = 0
+    """How many CTAs later weights are needed when a CTA prefetches them into L2; 0: none."""
 
     def block(self, columns: int) -> int:
         """Return the inputs of a tile: 16 bytes a thread in 16 bits, fewer for short vectors."""
@@ -303,6 +305,7 @@ class Engine:
             self._options(tiling.warps),
             eps=self.decoder.eps,
             adds_one=self.decoder.adds_one,
+            is_first=layer is self.decoder.layers[0],
         )
 
     def launch_added(self, weight: Weight, x: Tensor, tiling: Tiling) -> None:
@@ -333,14 +336,15 @@ class Engine:
             GROUP=decoder.group,
             DIM=decoder.dim,
             ROWS=16,
-            BLOCK=32 if decoder.dim > 128 else LEAST_KEYS,
+            EARLY=max(64, min(LEAST_KEYS, 16_384 // decoder.dim)),
+            BLOCK=32 if decoder.dim > 128 else 64,
             LEAST=LEAST_KEYS,
             MERGED_ROWS=next_power_of_two(decoder.group),
             MERGED=min(next_power_of_two(self.num_splits), max(1, 1024 // decoder.dim)),
             HAS_NORM=layer.q_norm is not None,
             ADD_ONE=decoder.adds_one,
             HAS_WINDOW=layer.window is not None,
-            **self._options(4),
+            **self._options(8),
         )
 
     def launch_gated(self, layer: Layer) -> None:
@@ -364,6 +368,7 @@ class Engine:
             ADD_ONE=decoder.adds_one,
             HAS_BIAS=layer.gate.bias is not None,
             ACTIVATION=decoder.activation,
+            FETCH=tiling.fetch,
             **self._options(tiling.warps),
         )
 
@@ -439,6 +444,7 @@ def launch_linear(
     copy: Tensor | None = None,
     eps: float = 0.0,
     adds_one: bool = False,
+    is_first: bool = False,
 ) -> None:
     """Multiply rows x by weights into y; with a copy, add to y, and copy the sum in its dtype.
 
@@ -468,6 +474,8 @@ def launch_linear(
         IS_STACKED=len(weights) > 1,
         HAS_BIAS=weights[0].bias is not None,
         IS_ADDED=copy is not None,
+        FETCH=tiling.fetch,
+        IS_FIRST=is_first,
         **options,
     )
 

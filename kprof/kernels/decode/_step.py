@@ -78,8 +78,31 @@ def _sums(product_RK) -> tl.tensor:
 
 
 @triton.jit
-def _inverse_rms(square_1K, eps, K: tl.constexpr) -> tl.tensor:
-    return tl.rsqrt(tl.sum(square_1K) / K + eps)
+def _totals(sum_RK, square_1K) -> tl.tensor:
+    """Return the sums of rows and the sum of squares, for each row, in one exchange of threads."""
+    both_RK2 = tl.join(sum_RK, tl.broadcast_to(square_1K, sum_RK.shape))
+    return tl.split(tl.sum(both_RK2, axis=1))
+
+
+@triton.jit
+def _inverse_rms(square, eps, K: tl.constexpr) -> tl.tensor:
+    return tl.rsqrt(square / K + eps)
+
+
+@triton.jit
+def _fetch(w, num_bytes) -> None:
+    """Prefetch contiguous weights into L2: one instruction of one thread."""
+    tl.inline_asm_elementwise(
+        """{ .reg .pred first; .reg .u32 thread;
+        mov.u32 thread, %tid.x; setp.eq.u32 first, thread, 0;
+        @first cp.async.bulk.prefetch.L2.global [$1], $2;
+        mov.u32 $0, 0; }""",
+        "=r,l,r",
+        [w.to(tl.int64), num_bytes],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit
@@ -108,13 +131,17 @@ def linear_kernel(  # noqa: C901, PLR0915
     IS_STACKED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_ADDED: tl.constexpr,
+    FETCH: tl.constexpr,
+    IS_FIRST: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     """Multiply x, normalised or not, by up to three weights; store the result, or add it to y.
 
-    A CTA has ROWS outputs. AHEAD: tiles that are loaded before the wait.
+    A CTA has ROWS outputs. AHEAD: tiles that are loaded before the wait. FETCH: how many CTAs later
+    the weights are needed that this one prefetches into L2. IS_FIRST: kernels behind this one may
+    start only when the step before has ended, as they read the state of sequences at once.
     """
-    if PDL:
+    if PDL and not IS_FIRST:
         gdc_launch_dependents()
     CHUNKS: tl.constexpr = (K + BLOCK - 1) // BLOCK
     block = tl.program_id(0)
@@ -136,8 +163,13 @@ def linear_kernel(  # noqa: C901, PLR0915
     for chunk in tl.static_range(CHUNKS):
         if chunk < AHEAD:
             tiles = tiles + (_weights(base, row_R, K, BLOCK, chunk),)  # noqa: RUF005
+    if FETCH > 0 and PDL:  # noqa: SIM102
+        if first + (FETCH + 1) * ROWS <= n:
+            _fetch(base + FETCH * ROWS * K, ROWS * K * w.dtype.element_ty.primitive_bitwidth // 8)
     if PDL:
         gdc_wait()
+    if PDL and IS_FIRST:
+        gdc_launch_dependents()
     for b in tl.static_range(BATCH):
         x = x_BK + b * K
         inputs = ()
@@ -153,9 +185,11 @@ def linear_kernel(  # noqa: C901, PLR0915
                 square_1K += _sums(x_1K * x_1K)
                 x_1K *= _gain(gain_K, K, BLOCK, chunk, ADD_ONE)
             sum_RK += _sums(tiles[chunk].to(tl.float32) * x_1K)
-        value_R = tl.sum(sum_RK, axis=1)
         if HAS_NORM:
-            value_R *= _inverse_rms(square_1K, eps, K)
+            value_R, square_R = _totals(sum_RK, square_1K)
+            value_R *= _inverse_rms(square_R, eps, K)
+        else:
+            value_R = tl.sum(sum_RK, axis=1)
         if HAS_BIAS:
             value_R += tl.load(bias + first + row_R).to(tl.float32)
         at_R = b * (n0 + n1 + n2) + offset + first + tl.arange(0, ROWS)
@@ -178,7 +212,7 @@ def _activated(x, ACTIVATION: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def gated_kernel(  # noqa: C901
+def gated_kernel(  # noqa: C901, PLR0915
     x_BK,
     gain_K,
     gate_NK,
@@ -196,9 +230,10 @@ def gated_kernel(  # noqa: C901
     ADD_ONE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    FETCH: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
-    """Store act(gate(norm(x))) * up(norm(x)); a CTA has ROWS outputs."""
+    """Store act(gate(norm(x))) * up(norm(x)); a CTA has ROWS outputs, as in `linear_kernel`."""
     if PDL:
         gdc_launch_dependents()
     CHUNKS: tl.constexpr = (K + BLOCK - 1) // BLOCK
@@ -212,6 +247,12 @@ def gated_kernel(  # noqa: C901
         if chunk < AHEAD:
             gates = gates + (_weights(gate_NK + start, row_R, K, BLOCK, chunk),)  # noqa: RUF005
             ups = ups + (_weights(up_NK + start, row_R, K, BLOCK, chunk),)  # noqa: RUF005
+    if FETCH > 0 and PDL:  # noqa: SIM102
+        if first + (FETCH + 1) * ROWS <= n:
+            later = start + FETCH * ROWS * K
+            num_bytes = ROWS * K * gate_NK.dtype.element_ty.primitive_bitwidth // 8
+            _fetch(gate_NK + later, num_bytes)
+            _fetch(up_NK + later, num_bytes)
     if PDL:
         gdc_wait()
     for b in tl.static_range(BATCH):
@@ -235,9 +276,12 @@ def gated_kernel(  # noqa: C901
             x_1K *= _gain(gain_K, K, BLOCK, chunk, ADD_ONE)
             gate_RK += _sums(gates[chunk].to(tl.float32) * x_1K)
             up_RK += _sums(ups[chunk].to(tl.float32) * x_1K)
-        scale = _inverse_rms(square_1K, eps, K)
-        gate_R = tl.sum(gate_RK, axis=1) * scale
-        up_R = tl.sum(up_RK, axis=1) * scale
+        # Twice the squares: there is no exchange of three.
+        product_RK2 = tl.join(gate_RK, up_RK)
+        square_RK2 = tl.broadcast_to(square_1K, gate_RK.shape)[:, :, None]
+        both_RK22 = tl.join(product_RK2, tl.broadcast_to(square_RK2, product_RK2.shape))
+        product_R2, square_R2 = tl.split(tl.sum(both_RK22, axis=1))
+        gate_R, up_R = tl.split(product_R2 * _inverse_rms(square_R2, eps, K))
         if HAS_BIAS:
             gate_R += tl.load(gate_bias_N + first + row_R).to(tl.float32)
             up_R += tl.load(up_bias_N + first + row_R).to(tl.float32)
@@ -305,7 +349,7 @@ def head_kernel(  # noqa: C901, PLR0915
                 square_1K += _sums(x_1K * x_1K)
                 x_1K *= _gain(gain_K, K, BLOCK, chunk, ADD_ONE)
             inputs = inputs + (x_1K,)  # noqa: RUF005
-        scale = _inverse_rms(square_1K, eps, K) if HAS_NORM else 1.0
+        scale = _inverse_rms(tl.sum(square_1K), eps, K) if HAS_NORM else 1.0
         best = float("-inf")
         token = start
         for tile in tl.static_range(TILES):
@@ -356,6 +400,11 @@ def _rotated(
 
 
 @triton.jit
+def _seen(score_MN, is_key_N, scale) -> tl.tensor:
+    return tl.where(is_key_N[None, :], score_MN * scale, float("-inf"))
+
+
+@triton.jit
 def attend_kernel(  # noqa: PLR0915
     qkv_BN,
     cos_LD,
@@ -376,6 +425,7 @@ def attend_kernel(  # noqa: PLR0915
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     ROWS: tl.constexpr,
+    EARLY: tl.constexpr,
     BLOCK: tl.constexpr,
     LEAST: tl.constexpr,
     MERGED_ROWS: tl.constexpr,
@@ -387,12 +437,12 @@ def attend_kernel(  # noqa: PLR0915
 ) -> None:
     """Rotate a token's query and key, append key and value to the cache, and attend.
 
-    A CTA has a split of the keys of one key head; the split with the last keys has the new one.
-    The scale contains log2(e).
+    A CTA has a split of the keys of one key head, of at least LEAST keys; the split with the last
+    keys has the new one. The first EARLY keys are from earlier steps and are loaded before the
+    wait; the others follow in blocks. The scale contains log2(e).
     """
     if PDL:
         gdc_launch_dependents()
-        gdc_wait()
     split, head, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     state = state_BS + b * STATE_SIZE
     slot = tl.load(state + SLOT, cache_modifier=".cg")
@@ -401,43 +451,56 @@ def attend_kernel(  # noqa: PLR0915
     count = slot - oldest
     each = part_length(count, tl.num_programs(0), BLOCK, LEAST)
     num_used = tl.maximum(tl.cdiv(count, each), 1)
+    column_D = tl.arange(0, DIM)
+    position = slot - start
+    cos_D = tl.load(cos_LD + position * DIM + column_D)
+    sin_D = tl.load(sin_LD + position * DIM + column_D)
+    first = oldest + split * each
+    end = tl.minimum(first + each, slot)
+    cache = (b * HEADS + head).to(tl.int64) * length * DIM
+    early_E = first + tl.arange(0, EARLY)
+    is_early_E = early_E < end
+    at_ED = cache + early_E[:, None] * DIM + column_D[None, :]
+    k_ED = tl.load(k_BHLD + at_ED, is_early_E[:, None], other=0.0, cache_modifier=".cg")
+    v_ED = tl.load(v_BHLD + at_ED, is_early_E[:, None], other=0.0, cache_modifier=".cg")
+    if PDL:
+        gdc_wait()
     if split < num_used:
-        column_D = tl.arange(0, DIM)
         row_M = tl.arange(0, ROWS)
-        position = slot - start
-        cos_D = tl.load(cos_LD + position * DIM + column_D)
-        sin_D = tl.load(sin_LD + position * DIM + column_D)
         qkv = qkv_BN + b * ((GROUP + 2) * HEADS * DIM)
         # Rows behind the last query head repeat it, and are not stored.
         q_row_M = head * GROUP + tl.minimum(row_M, GROUP - 1)
         q_MD = _rotated(qkv, q_gain_D, cos_D, sin_D, q_row_M, eps, DIM, HAS_NORM, ADD_ONE)
         q_MD = q_MD.to(k_BHLD.dtype.element_ty)
-        cache = (b * HEADS + head).to(tl.int64) * length * DIM
-        largest_M = tl.full([ROWS], float("-inf"), tl.float32)
-        total_MN = tl.zeros([ROWS, BLOCK], tl.float32)
-        sum_MD = tl.zeros([ROWS, DIM], tl.float32)
-        if split == num_used - 1:
-            new_row = tl.full([1], GROUP * HEADS, tl.int32) + head
-            k_1D = _rotated(qkv, k_gain_D, cos_D, sin_D, new_row, eps, DIM, HAS_NORM, ADD_ONE)
-            v_at_1D = (new_row + HEADS)[:, None] * DIM + column_D[None, :]
-            v_1D = tl.load(qkv + v_at_1D, cache_modifier=".cg")
-            k_1D = k_1D.to(k_BHLD.dtype.element_ty)
-            v_1D = v_1D.to(v_BHLD.dtype.element_ty)
-            at_1D = cache + slot * DIM + column_D[None, :]
-            tl.store(k_BHLD + at_1D, k_1D)
-            tl.store(v_BHLD + at_1D, v_1D)
-            largest_M = tl.sum(q_MD.to(tl.float32) * k_1D.to(tl.float32), axis=1) * scale
-            total_MN += tl.where(tl.arange(0, BLOCK) == 0, 1.0, 0.0)[None, :]
-            sum_MD += v_1D.to(tl.float32)
-        first = oldest + split * each
-        end = tl.minimum(first + each, slot)
-        for at in tl.range(first, end, BLOCK):
+        new_row = tl.full([1], GROUP * HEADS, tl.int32) + head
+        k_1D = _rotated(qkv, k_gain_D, cos_D, sin_D, new_row, eps, DIM, HAS_NORM, ADD_ONE)
+        v_at_1D = (new_row + HEADS)[:, None] * DIM + column_D[None, :]
+        v_1D = tl.load(qkv + v_at_1D, cache_modifier=".cg")
+        k_1D = k_1D.to(k_BHLD.dtype.element_ty)
+        v_1D = v_1D.to(v_BHLD.dtype.element_ty)
+        is_last = split == num_used - 1
+        at_1D = cache + slot * DIM + column_D[None, :]
+        tl.store(k_BHLD + at_1D, k_1D, is_last)
+        tl.store(v_BHLD + at_1D, v_1D, is_last)
+        new_M = tl.sum(q_MD.to(tl.float32) * k_1D.to(tl.float32), axis=1) * scale
+        new_M = tl.where(is_last, new_M, float("-inf"))
+        score_ME = tl.dot(q_MD, k_ED.T, input_precision="ieee")
+        score_ME = _seen(score_ME, is_early_E, scale)
+        # A split has keys, or the new one.
+        largest_M = tl.maximum(new_M, tl.max(score_ME, axis=1))
+        new_M = tl.exp2(new_M - largest_M)
+        weight_ME = tl.exp2(score_ME - largest_M[:, None])
+        early_M = tl.sum(weight_ME, axis=1) + new_M
+        sum_MD = new_M[:, None] * v_1D.to(tl.float32)
+        sum_MD = tl.dot(weight_ME.to(v_ED.dtype), v_ED, sum_MD, input_precision="ieee")
+        is_column_0 = tl.arange(0, BLOCK) == 0
+        total_MN = tl.where(is_column_0[None, :], early_M[:, None], 0.0)
+        for at in tl.range(first + EARLY, end, BLOCK):
             key_N = at + tl.arange(0, BLOCK)
             is_key_N = key_N < end
             at_ND = cache + key_N[:, None] * DIM + column_D[None, :]
             k_ND = tl.load(k_BHLD + at_ND, is_key_N[:, None], other=0.0)
-            score_MN = tl.dot(q_MD, k_ND.T, input_precision="ieee") * scale
-            score_MN = tl.where(is_key_N[None, :], score_MN, float("-inf"))
+            score_MN = _seen(tl.dot(q_MD, k_ND.T, input_precision="ieee"), is_key_N, scale)
             weight_MN, shrink_M, largest_M, total_MN = weigh(score_MN, largest_M, total_MN)
             v_ND = tl.load(v_BHLD + at_ND, is_key_N[:, None], other=0.0)
             sum_MD = sum_MD * shrink_M[:, None]
