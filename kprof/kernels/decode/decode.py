@@ -42,6 +42,11 @@ UNKNOWN_ARGUMENTS = (
     *("position_ids", "past_key_values", "inputs_embeds", "custom_generate"),
     *("assistant_model", "prompt_lookup_num_tokens", "prefix_allowed_tokens_fn"),
 )
+# Settings with which the model decodes by another loop, or returns more than tokens.
+OTHER_LOOPS = (
+    *("num_beams", "prompt_lookup_num_tokens", "penalty_alpha", "dola_layers"),
+    *("return_dict_in_generate", "token_healing"),
+)
 # Logits processors by name, and what they set in a `Sampling`.
 PROCESSORS = {
     "TemperatureLogitsWarper": ("temperature", "temperature"),
@@ -129,10 +134,18 @@ def generate(
         args: Of `generate`.
         kwargs: Of `generate`.
     """
-    why = _why_not_now(model) or _why_not_arguments(args, kwargs) or decoding.why_wrong(model)
+    why = _why_not_now(model) or _why_not_arguments(model, args, kwargs)
+    why = why or decoding.why_wrong(model)
     if why is not None:
         note(why)
         return original(*args, **kwargs)
+    # Neither reaches a loop that is given.
+    streamer, tokenizer = kwargs.get("streamer"), kwargs.pop("tokenizer", None)
+    strings = kwargs.pop("stop_strings", None)
+    if strings is not None:
+        kwargs["stopping_criteria"] = _with_strings(
+            kwargs.get("stopping_criteria"), tokenizer, strings
+        )
 
     def loop(
         model: Any,
@@ -146,9 +159,9 @@ def generate(
         asked = _asked(input_ids, *given, others)
         if isinstance(asked, str):
             note(asked)
-            return type(model)._sample(model, input_ids, *given, **others)
+            return type(model)._sample(model, input_ids, *given, streamer=streamer, **others)
         note("")
-        return asked.run(decoding, input_ids, others.get("streamer"))
+        return asked.run(decoding, input_ids, streamer)
 
     return original(*args, **kwargs, custom_generate=loop)
 
@@ -160,18 +173,37 @@ def _why_not_now(model: Any) -> str | None:
     return "autocast is on" if torch.is_autocast_enabled(model.device.type) else None
 
 
-def _why_not_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+def _why_not_arguments(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     for name in UNKNOWN_ARGUMENTS:
         if kwargs.get(name) is not None:
             return f"it is called with {name}"
+    configs = kwargs.get("generation_config"), model.generation_config
+    for name in OTHER_LOOPS:
+        values = (kwargs.get(name), *(getattr(one, name, None) for one in configs))
+        value = next((one for one in values if one is not None), None)
+        # One beam is no search.
+        if value is True or value not in (None, 1, False):
+            return f"it decodes with {name}"
+    if any(getattr(one, "stop_strings", None) for one in configs):
+        return "its configuration has stop strings"
+    if kwargs.get("stop_strings") is not None and kwargs.get("tokenizer") is None:
+        return "it has stop strings and no tokenizer"
     return "it is called with more than one argument by position" if len(args) > 1 else None
+
+
+def _with_strings(criteria: Any, tokenizer: Any, strings: Any) -> Any:
+    """Return criteria with one that stops at strings."""
+    # Only with transformers, which the model is from.
+    from transformers.generation.stopping_criteria import StoppingCriteriaList, StopStringCriteria
+
+    return StoppingCriteriaList([*(criteria or ()), StopStringCriteria(tokenizer, strings)])
 
 
 def _asked(
     input_ids: Tensor, processors: Any, criteria: Any, config: Any, others: dict[str, Any]
 ) -> _Call | str:
     """Return what a call asks for, or why the kernels do not support it."""
-    why = _why_not_config(config, input_ids)
+    why = _why_not_sized(input_ids)
     if why is not None:
         return why
     names = [type(one).__name__ for one in criteria]
@@ -200,11 +232,7 @@ def _asked(
     )
 
 
-def _why_not_config(config: Any, input_ids: Tensor) -> str | None:
-    if config.return_dict_in_generate:
-        return "it returns more than tokens"
-    if config.num_beams not in (None, 1):
-        return "it searches with beams"
+def _why_not_sized(input_ids: Tensor) -> str | None:
     if not 1 <= input_ids.shape[0] <= MOST_BATCH:
         return f"its batch is {input_ids.shape[0]}, not 1 to {MOST_BATCH}"
     return "its prompt is empty" if not input_ids.shape[1] else None

@@ -1,0 +1,176 @@
+"""Decoding by `generate` of Hugging Face: tokens, stops, streams, and what runs the original."""
+
+import tests.kernel_interpreter  # noqa: F401, I001 - first, before anything imports Triton.
+
+import pytest
+import torch
+
+from kprof.kernels.decode._engine import Engine, Sampling, sampled
+from kprof.kernels.decode._model import decoder_of
+from kprof.kernels.swap.swapping import swapped
+from tests.kernels.kernel_checks import INTERPRETED, quiet_numpy  # noqa: F401
+
+transformers = pytest.importorskip("transformers")
+pytestmark = INTERPRETED
+
+SMALL = {
+    "hidden_size": 48,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "vocab_size": 40,
+    "max_position_embeddings": 1024,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+IDS = torch.tensor([[0, 0, 0, 7, 3, 9, 21], [5, 30, 2, 8, 17, 11, 4]])
+MASK = (IDS != 0).long()
+GREEDY = {"attention_mask": MASK, "max_new_tokens": 6, "do_sample": False}
+
+
+def made(kind="llama", seed=0, **options):
+    torch.manual_seed(seed)
+    config = transformers.AutoConfig.for_model(kind, **{**SMALL, **options})
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for one in model.parameters():
+            # Large enough that tokens differ, and norms and biases do something.
+            one.copy_(one * 4 if one.dim() > 1 else one + torch.randn_like(one) / 4)
+    return model
+
+
+def reasons_of(swap):
+    return [call.why for site in swap.sites for call in site.calls]
+
+
+class Kept:
+    """A streamer that keeps everything."""
+
+    def __init__(self):
+        self.parts, self.is_ended = [], False
+
+    def put(self, value):
+        self.parts.append(value)
+
+    def end(self):
+        self.is_ended = True
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("llama", {"attention_bias": True, "mlp_bias": True, "rope_parameters": LLAMA3}),
+        ("llama", {"tie_word_embeddings": True, "hidden_act": "gelu"}),
+        ("mistral", {"sliding_window": 4}),
+        ("qwen2", {}),
+        ("qwen3", {"num_attention_heads": 2, "num_key_value_heads": 2}),
+        ("gemma", {}),
+    ],
+)
+def test_a_swapped_model_generates_the_same_tokens_behind_padding(kind, options):
+    model = made(kind, **options)
+    wanted = model.generate(IDS, **GREEDY)
+    with swapped(model, "decode") as swap:
+        assert torch.equal(model.generate(IDS, **GREEDY), wanted)
+    assert reasons_of(swap) == [None]
+    assert "generate" not in model.__dict__
+
+
+def test_a_sequence_that_stops_gets_padding_and_the_streamer_every_token():
+    model = made("llama")
+    free = model.generate(IDS, **GREEDY)[:, IDS.shape[1] :]
+    stop = int(free[0, 1])
+    asked = {**GREEDY, "eos_token_id": stop, "pad_token_id": 1}
+    wanted = model.generate(IDS, **asked)
+    with swapped(model, "decode"):
+        assert torch.equal(model.generate(IDS, **asked), wanted)
+        streamer = Kept()
+        alone = {"max_new_tokens": 4, "do_sample": False, "streamer": streamer}
+        found = model.generate(IDS[1:], **alone)
+    assert torch.equal(torch.cat([one.flatten() for one in streamer.parts]), found[0])
+    assert len(streamer.parts) == 5
+    assert streamer.is_ended
+
+
+def test_calls_that_are_not_supported_run_the_original_with_the_reason():
+    model = made("llama")
+    others = (
+        {"num_beams": 2},
+        {"repetition_penalty": 1.5},
+        {"return_dict_in_generate": True},
+        {"position_ids": torch.arange(7).expand(2, -1)},
+        {"past_key_values": transformers.DynamicCache()},
+    )
+    with swapped(model, "decode") as swap:
+        for given in others:
+            found = model.generate(IDS, **{**GREEDY, "max_new_tokens": 2, **given})
+            assert len(getattr(found, "sequences", found)) == 2
+    reasons = reasons_of(swap)
+    assert len(set(reasons)) == len(others)
+    assert all(reasons)
+
+
+def test_a_model_with_other_weights_since_runs_the_original():
+    model = made("llama")
+    asked = {**GREEDY, "max_new_tokens": 2}
+    with swapped(model, "decode") as swap:
+        model.generate(IDS, **asked)
+        # In place: the kernels read the same memory.
+        model.lm_head.weight.data.mul_(-1)
+        found = model.generate(IDS, **asked)
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.data.clone())
+        model.generate(IDS, **asked)
+    assert torch.equal(found, model.generate(IDS, **asked))
+    assert reasons_of(swap).count(None) == 1
+    assert len(reasons_of(swap)) == 2
+
+
+def test_a_model_of_another_family_is_skipped():
+    model = made("gpt2", n_embd=48, n_layer=1, n_head=2)
+    with swapped(model, "decode") as swap:
+        assert len(swap.skipped) == 1
+
+
+def test_a_model_with_a_replaced_part_is_skipped():
+    model = made("llama")
+    model.model.layers[0].mlp.forward = lambda x: x
+    with swapped(model, "decode") as swap:
+        assert len(swap.skipped) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_many_keys_are_attended_to_in_parts_and_those_behind_the_last_never(dtype):
+    model = made("llama").to(dtype)
+    engine = Engine(decoder_of(model), batch=1, length=1_024)
+    tokens = torch.randint(40, (1, 700), generator=torch.Generator().manual_seed(1))
+    for cache in (engine.keys, engine.values):
+        cache.fill_(float("nan"))
+    engine.begin(tokens, None, [], 0)
+    engine.step(Sampling(is_sampled=True))
+    with torch.no_grad():
+        wanted = model(tokens).logits[:, -1].float()
+    error = (engine.logits - wanted).norm() / wanted.norm()
+    assert error < {torch.float32: 1e-5, torch.float16: 5e-3}[dtype]
+    assert engine.num_splits > 1
+
+
+def test_samples_keep_to_the_most_likely_tokens_in_their_shares():
+    logits = torch.log(torch.tensor([[0.5, 0.2, 0.2, 0.1]])).expand(4_000, -1)
+    torch.manual_seed(0)
+    shares = torch.bincount(sampled(logits, Sampling(True)).flatten(), minlength=4) / 4_000
+    assert torch.allclose(shares, torch.tensor([0.5, 0.2, 0.2, 0.1]), atol=0.03)
+    assert set(sampled(logits, Sampling(True, top_k=1)).flatten().tolist()) == {0}
+    assert set(sampled(logits, Sampling(True, top_p=0.5)).flatten().tolist()) == {0}
+    assert 3 not in sampled(logits, Sampling(True, top_p=0.8))
+    assert set(sampled(logits, Sampling(True, temperature=0.01)).flatten().tolist()) == {0}
