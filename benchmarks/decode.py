@@ -1,11 +1,12 @@
 """Whole-model decoding beside `generate` of Hugging Face, on one GPU, in one run.
 
-python benchmarks/decode.py [MODEL ...] [--check | --tune] [--runs 500]
+python benchmarks/decode.py [MODEL ...] [--check | --tune | --fidelity] [--runs 500]
 
 Models have real configurations and random weights. Time per token is that of CUDA graphs behind a
 prompt of 128 tokens; time to 64 tokens is that of `generate`, from the call until the host has the
 last token. A share of read is a share of the rate at which torch adds up 4 GiB in the same process.
---check compares with the model on this GPU; --tune times each kernel and each tiling.
+--check compares with the model on this GPU; --tune times each kernel and each tiling; --fidelity
+compares logits at 10,000 positions of a model that has learnt a little with those in float64.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import torch
 import transformers
 from evidence import RESULTS, row, write_evidence
 
-from kprof.kernels.decode import _engine
+from kprof.kernels.decode import _engine, _reference
 from kprof.kernels.decode._engine import Engine, Sampling, Tiling
 from kprof.kernels.decode._model import decoder_of
 from kprof.kernels.decode.decode import Decoding, generate
@@ -253,6 +254,104 @@ def check_logits(name):
         )
 
 
+# Fidelity
+
+SEQUENCES, LENGTH = 10, 1_000
+STEPS_OF_LEARNING = 60
+# KL divergence that is no difference, in nats.
+FLOOR_NATS = 1e-6
+
+
+def texts(vocabulary, rows, count, seed):
+    """Return sequences of a language of a few thousand words, each with few that may follow it."""
+    generator = torch.Generator().manual_seed(7)
+    words = min(4_096, vocabulary)
+    followers = torch.randint(words, (words, 4), generator=generator)
+    generator = torch.Generator().manual_seed(seed)
+    shares = torch.tensor([0.6, 0.25, 0.1, 0.05])
+    chosen = torch.multinomial(shares, rows * count, True, generator=generator).view(rows, count)
+    tokens = torch.randint(words, (rows, count), generator=generator)
+    for place in range(1, count):
+        tokens[:, place] = followers[tokens[:, place - 1], chosen[:, place]]
+    return tokens.cuda()
+
+
+def learn(model):
+    """Train for a few steps, so that logits are peaked; return the loss."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+    model.train()
+    for step in range(STEPS_OF_LEARNING):
+        tokens = texts(model.config.vocab_size, 16, 256, 100 + step)
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    del optimizer
+    torch.cuda.empty_cache()
+    model.eval()
+    return loss.item()
+
+
+def fidelity(name):
+    """Yield rows: KL divergence from float64, of the kernels and of the model, teacher-forced."""
+    model = model_of(name)
+    loss = learn(model)
+    decoder = decoder_of(model)
+    wide = copy.deepcopy(model).double()
+    engine = Engine(decoder, 1, LENGTH + 1)
+    found = []
+    for tokens in texts(model.config.vocab_size, SEQUENCES, LENGTH + 1, 5).split(1):
+        with torch.no_grad():
+            truth = wide(tokens[:, :-1]).logits[0].log_softmax(-1)
+            own = model(tokens[:, :-1]).logits[0]
+        with engine.on_stream():
+            engine.begin(tokens[:, :1], None, [], 0)
+            for place in range(LENGTH):
+                engine.copy.copy_(forced := _reference.embedded(tokens[:, place], decoder))
+                engine.residual.copy_(forced)
+                engine.step(Sampling(is_sampled=True))
+                found.append(
+                    divergences(truth[place], (engine.logits[0], own[place]), tokens[0, place + 1])
+                )
+        engine.stream.synchronize()
+    del wide
+    told = torch.stack(found).double().cpu()
+    names = ("kl", "own_kl", "nll", "own_nll", "true_nll", "is_same", "own_is_same", "margin")
+    of = dict(zip(names, told.T, strict=True))
+    excess = upper_bound(of["kl"] - 1.05 * of["own_kl"])
+    yield row(f"{name}-training-loss", loss, "nats", "lower")
+    yield row(f"{name}-kl", of["kl"].mean().item(), "nats", "lower", positions=len(told))
+    yield row(f"{name}-kl-of-the-model", of["own_kl"].mean().item(), "nats", "lower")
+    yield row(f"{name}-kl-excess-upper-bound", excess, "nats", "lower", reach=FLOOR_NATS)
+    difference = upper_bound(of["nll"] - of["own_nll"])
+    yield row(f"{name}-nll-difference-upper-bound", difference, "nats", "lower", reach=1e-3)
+    yield row(f"{name}-nll", of["true_nll"].mean().item(), "nats", "lower")
+    same, own_same = of["is_same"].mean().item(), of["own_is_same"].mean().item()
+    yield row(f"{name}-top1-agreement", same, "share", "higher", reach=0.995, of_model=own_same)
+    margins = of["margin"][of["is_same"] == 0]
+    largest = margins.max().item() if len(margins) else 0.0
+    yield row(f"{name}-largest-margin-of-a-flip", largest, "nats", "lower", flips=len(margins))
+
+
+def divergences(truth, logits, target):
+    """Return KL divergences, losses and agreement of two sets of logits, as one tensor."""
+    logs = [one.double().log_softmax(-1) for one in logits]
+    kl = [(truth.exp() * (truth - one)).sum() for one in logs]
+    nll = [-one[target] for one in logs]
+    best = truth.argmax()
+    same = [(one.argmax() == best).double() for one in logs]
+    margin = truth[best] - truth[logs[0].argmax()]
+    return torch.stack([*kl, *nll, -truth[target], *same, margin])
+
+
+def upper_bound(values):
+    """Return the upper 95 % bound of a mean, over sequences as they are independent."""
+    means = values.view(SEQUENCES, -1).mean(1)
+    # Student's t at 95 %, one-sided, of 9 degrees of freedom.
+    return (means.mean() + 1.833 * means.std() / SEQUENCES**0.5).item()
+
+
 # Tilings
 
 
@@ -288,23 +387,7 @@ def tune(name):
     ablations(decoder, tokens)
     best = engine.tilings
     for kind in ("gated", "down", "head", "qkv", "o"):
-        columns = columns_of(decoder, kind)
-        found = []
-        for tiling in candidates(kind, columns):
-            tilings = best._replace(**{kind: tiling})
-            try:
-                one = Engine(decoder, 1, 512, tilings)
-                gb_s = alone(one, kind)
-                found.append((us_per_token(one, tokens), gb_s, tiling))
-            except Exception as error:  # noqa: BLE001
-                print(f"  {kind} {tiling}: {type(error).__name__} {str(error)[:100]}")
-        found.sort(key=lambda one: one[0])
-        for us, gb_s, tiling in found[:6]:
-            print(f"  {kind:6} {us:8.1f} us a token, {gb_s:6.0f} GB/s alone, {tiling}", flush=True)
-        fastest = max(found, key=lambda one: one[1])
-        print(f"  {kind:6} fastest alone: {fastest[1]:.0f} GB/s, {fastest[2]}, {fastest[0]:.1f} us")
-        if found[0][0] < whole_us:
-            whole_us, best = found[0][0], best._replace(**{kind: found[0][2]})
+        whole_us, best = tune_one(decoder, kind, tokens, whole_us, best)
     for kind in ("gated", "down", "qkv", "o"):
         for fetch in (66, 132, 264, 396, 528, 1_056):
             tilings = best._replace(**{kind: replace(getattr(best, kind), fetch=fetch)})
@@ -313,6 +396,25 @@ def tune(name):
             if us < whole_us:
                 whole_us, best = us, tilings
     print(f"best: {whole_us:.1f} us, {num_bytes / whole_us * 1e6 / rate:.3f} of read: {best}")
+
+
+def tune_one(decoder, kind, tokens, whole_us, best):
+    """Print the times of a kernel's tilings; return the best time of a token and its tilings."""
+    found = []
+    for tiling in candidates(kind, columns_of(decoder, kind)):
+        try:
+            one = Engine(decoder, 1, 512, best._replace(**{kind: tiling}))
+            gb_s = alone(one, kind)
+            found.append((us_per_token(one, tokens), gb_s, tiling))
+        except Exception as error:  # noqa: BLE001
+            print(f"  {kind} {tiling}: {type(error).__name__} {str(error)[:100]}")
+    found.sort(key=lambda one: one[0])
+    for us, gb_s, tiling in found[:6]:
+        print(f"  {kind:6} {us:8.1f} us a token, {gb_s:6.0f} GB/s alone, {tiling}", flush=True)
+    us, gb_s, tiling = max(found, key=lambda one: one[1])
+    print(f"  {kind:6} fastest alone: {gb_s:.0f} GB/s, {tiling}, {us:.1f} us")
+    us, _, tiling = found[0]
+    return (us, best._replace(**{kind: tiling})) if us < whole_us else (whole_us, best)
 
 
 def columns_of(decoder, kind):
@@ -483,6 +585,7 @@ def main():
     parser.add_argument("models", nargs="*", default=["llama-3.2-1b"], metavar="MODEL")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--fidelity", action="store_true")
     parser.add_argument("--runs", type=int, default=500, help="calls of generate")
     parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
     args = parser.parse_args()
@@ -495,13 +598,14 @@ def main():
     month = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m")
     rows = []
     for name in args.models:
-        for one in measure(name, args.runs):
+        for one in fidelity(name) if args.fidelity else measure(name, args.runs):
             rows.append(one)
             told = {key: one[key] for key in ("ratio", "reach", "met") if one[key] is not None}
             print(f"{one['name']:48} {one['value']} {one['unit']} {told}", flush=True)
         torch.cuda.empty_cache()
-    path = RESULTS / f"decode_h200_{month}.json"
-    write_evidence(path, "decode", rows, SOURCES, commit=args.commit)
+    what = "decode_fidelity" if args.fidelity else "decode"
+    path = RESULTS / f"{what}_h200_{month}.json"
+    write_evidence(path, what, rows, SOURCES, commit=args.commit)
 
 
 if __name__ == "__main__":
