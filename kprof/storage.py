@@ -183,7 +183,8 @@ def _as_declared(folder: Path, name: Table) -> pd.DataFrame:
 
     from kprof.trace import SCHEMA
 
-    with (folder / f"{name}.parquet").open("rb") as file:
+    # Not a file of Python's: threads of pyarrow that let go of it while Python ends would abort.
+    with pa.OSFile(os.fsencode(folder / f"{name}.parquet")) as file:
         try:
             table = pq.read_table(file)
         except pa.ArrowException as error:
