@@ -69,6 +69,39 @@ class Gain(NamedTuple):
         return self.ns + self.error_ns
 
 
+class _Rows(NamedTuple):
+    """What fixes make of the rows of `kernels`."""
+
+    after_ns: np.ndarray
+    """How long each would take."""
+    is_gone: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Fixes:
+    """The fixes of some findings, and what they make of the rows."""
+
+    findings: Sequence[Finding]
+    trace: Trace
+
+    @cached_property
+    def best(self) -> _Rows:
+        """The rows if the fixes succeed fully."""
+        return _new_durations(self.findings, self.trace, is_best=True)
+
+    @cached_property
+    def modest(self) -> _Rows:
+        """The rows if they succeed modestly."""
+        return _new_durations(self.findings, self.trace, is_best=False)
+
+    @cached_property
+    def unlaunched(self) -> np.ndarray:
+        """Whether each row would change whose launch was not recorded."""
+        took_ns = self.trace.kernels["duration_ns"].to_numpy(np.int64)
+        changes = self.best.is_gone | (self.best.after_ns != took_ns)
+        return np.asarray(changes & self.trace.kernels["launch_row"].isna().to_numpy(bool))
+
+
 @dataclass(frozen=True)
 class Pricer:
     """Prices the findings of one trace."""
@@ -107,15 +140,16 @@ class Pricer:
             low_ns, high_ns = (rest.low_ns or 0) + waited_ns // 2, (rest.high_ns or 0) + waited_ns
             low_ns, high_ns = min(low_ns, self.step_ns), min(high_ns, self.step_ns)
             return Saving(self.step_ns, low_ns, high_ns, WAITED)
-        most_ns = min(self._most_ns(known), self.step_ns)
+        fixes = _Fixes(known, self.trace)
+        most_ns = min(self._most_ns(fixes), self.step_ns)
         if self.refusal is not None or self.baseline is None:
             return Saving(self.step_ns, 0, most_ns, BOUNDED + str(self.refusal))
         # A quicker host may make the step that was measured: a change of the device's time, or of
         # a wait, gains more with it.
         readings = (*self._replays(), *self.baseline.quick)
-        best = [self._gained(known, replay, is_best=True) for replay in readings]
-        modest = [self._modestly_gained(known, replay) for replay in self._replays()]
-        cautious = self._cautiously_gained(known)
+        best = [self._gained(fixes, replay, is_best=True) for replay in readings]
+        modest = [self._modestly_gained(fixes, replay) for replay in self._replays()]
+        cautious = self._cautiously_gained(fixes)
         missed = self.baseline.uncertainty_ns
         # How modest a success may be is a choice: its own spread would tell nothing more.
         least = min(min(one.ns, most_ns) - one.error_ns for one in (*best, *cautious))
@@ -131,7 +165,7 @@ class Pricer:
             + STREAMS * _differ(best[: len(modest)], modest)
             + RESULTS * self._needs_results(known)
             + ONCE * self._has_once(known)
-            + UNLAUNCHED * bool(self._unlaunched(known).any())
+            + UNLAUNCHED * bool(fixes.unlaunched.any())
         )
         return Saving(self.step_ns, round(low), round(high), basis)
 
@@ -163,10 +197,10 @@ class Pricer:
         busy_ns[rows] = self._took()[rows]
         return min(self._costs_ns([finding], busy_ns, is_recoverable=False), self.step_ns)
 
-    def _most_ns(self, findings: Sequence[Finding]) -> int:
-        """Return how much of what these findings cost their fixes could take away."""
-        after, _ = _new_durations(findings, self.trace, is_best=True)
-        return self._costs_ns(findings, self._took() - after, is_recoverable=True)
+    def _most_ns(self, fixes: _Fixes) -> int:
+        """Return how much of what the findings cost their fixes could take away."""
+        busy_ns = self._took() - fixes.best.after_ns
+        return self._costs_ns(fixes.findings, busy_ns, is_recoverable=True)
 
     def _took(self) -> np.ndarray:
         return self.trace.kernels["duration_ns"].to_numpy(np.int64)
@@ -204,7 +238,8 @@ class Pricer:
         baseline = self.baseline
         if not waits or self.refusal is not None or baseline is None or baseline.added_ns <= 0:
             return 0
-        gains = [self._gained(waits, one, is_best=True).most_ns for one in self._replays()]
+        fixes = _Fixes(waits, self.trace)
+        gains = [self._gained(fixes, one, is_best=True).most_ns for one in self._replays()]
         return int(max(gains))
 
     def _replays(self) -> list[Replay]:
@@ -225,7 +260,7 @@ class Pricer:
 
     def _gained(
         self,
-        findings: Sequence[Finding],
+        fixes: _Fixes,
         replay: Replay,
         *,
         is_best: bool,
@@ -238,52 +273,45 @@ class Pricer:
         stay as they are.
         """
         before = replay
-        after, gone = _new_durations(findings, self.trace, is_best=is_best)
+        rows = fixes.best if is_best else fixes.modest
         if keeps is not None:
-            after, gone = np.where(keeps, self._took(), after), gone & ~keeps
+            after_ns = np.where(keeps, self._took(), rows.after_ns)
+            rows = _Rows(after_ns, rows.is_gone & ~keeps)
         if not is_waiting:
-            replay = apply(_changes(findings, is_best=is_best), replay, self.trace)
-        changed = self._with_durations(replay, after, gone)
+            replay = apply(_changes(fixes.findings, is_best=is_best), replay, self.trace)
+        changed = self._with_rows(replay, rows)
         return Gain(before.step_ns() - changed.step_ns(), gain_error_ns(before, changed))
 
-    def _cautiously_gained(self, findings: Sequence[Finding]) -> list[Gain]:
+    def _cautiously_gained(self, fixes: _Fixes) -> list[Gain]:
         """Return gains where something else that is not recorded holds the step up.
 
         The next wait takes the place of each one that goes; or the host holds up what it launched
         without a record.
         """
         found = []
-        parts = in_turns(_changes(findings, is_best=False))
-        durations = _new_durations(findings, self.trace, is_best=False)
+        parts = in_turns(_changes(fixes.findings, is_best=False))
         for replay in self._replays() if parts else []:
             first, second = (apply(changes, replay, self.trace) for changes in parts)
-            first = self._with_durations(first, *durations)
+            first = self._with_rows(first, fixes.modest)
             gained = 2 * replay.step_ns() - first.step_ns() - second.step_ns()
             found.append(Gain(gained, gain_error_ns(replay, first, second)))
-        unlaunched = self._unlaunched(findings)
-        if unlaunched.any():
-            readings = self._replays()
+        if fixes.unlaunched.any():
             found += [
-                self._gained(findings, one, is_best=False, keeps=unlaunched) for one in readings
+                self._gained(fixes, one, is_best=False, keeps=fixes.unlaunched)
+                for one in self._replays()
             ]
         return found
 
-    def _with_durations(self, replay: Replay, after: np.ndarray, gone: np.ndarray) -> Replay:
-        if gone.any():
-            replay = without_rows(gone, replay, self.trace)
-        return with_durations(replay, after)
+    def _with_rows(self, replay: Replay, rows: _Rows) -> Replay:
+        if rows.is_gone.any():
+            replay = without_rows(rows.is_gone, replay, self.trace)
+        return with_durations(replay, rows.after_ns)
 
-    def _unlaunched(self, findings: Sequence[Finding]) -> np.ndarray:
-        """Tell which rows would change whose launch was not recorded."""
-        after, gone = _new_durations(findings, self.trace, is_best=True)
-        changes = gone | (after != self._took())
-        return np.asarray(changes & self.trace.kernels["launch_row"].isna().to_numpy(bool))
-
-    def _modestly_gained(self, findings: Sequence[Finding], replay: Replay) -> Gain:
-        gained = self._gained(findings, replay, is_best=False)
-        if any(_may_succeed_in_part(one.fix) for one in findings if one.rule != UNEXPLAINED):
+    def _modestly_gained(self, fixes: _Fixes, replay: Replay) -> Gain:
+        gained = self._gained(fixes, replay, is_best=False)
+        if any(_may_succeed_in_part(one.fix) for one in fixes.findings if one.rule != UNEXPLAINED):
             # Half of the waiting goes away: half of the most that it may gain.
-            waiting = self._gained(findings, replay, is_best=False, is_waiting=True)
+            waiting = self._gained(fixes, replay, is_best=False, is_waiting=True)
             return Gain((gained.most_ns + waiting.most_ns) / 2, 0.0)
         return gained
 
@@ -346,14 +374,12 @@ def _changes(findings: Sequence[Finding], *, is_best: bool) -> list[Change]:
     ]
     if is_best and (rows := _joined(one.idle_rows for one in _stalls(findings))).size:
         changes.append(Change(FILLED, idle_rows=tuple(rows.tolist())))
-    # Of time that no rule explains, nobody knows that graphs would hold it.
+    # Whether graphs would hold time that no rule explains is unknown.
     graphed = [one for one in findings if is_best or one.rule != UNEXPLAINED]
     return changes + [Change(GRAPHED)] * any(one.fix.graphs for one in graphed)
 
 
-def _new_durations(
-    findings: Sequence[Finding], trace: Trace, *, is_best: bool
-) -> tuple[np.ndarray, np.ndarray]:
+def _new_durations(findings: Sequence[Finding], trace: Trace, *, is_best: bool) -> _Rows:
     """Return how long each row would take, and which would be gone."""
     took = trace.kernels["duration_ns"].to_numpy(np.int64)
     start = trace.kernels["start_ns"].to_numpy(np.int64)
@@ -380,4 +406,4 @@ def _new_durations(
         if len(kept):
             share = took[kept] / max(int(took[kept].sum()), 1)
             after[kept] = np.rint(wanted * share).astype(np.int64)
-    return after, gone
+    return _Rows(after, gone)
