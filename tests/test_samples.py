@@ -76,5 +76,5 @@ def test_all_run_with_another_version(name):
     assert not drawn.left_out and drawn.reason.endswith(f".json: {name}")
 
 
-def test_all_run_where_nobody_asks_for_fewer():
+def test_all_run_where_no_number_is_given():
     assert not sample(HOSTILE, FIVE, None).left_out

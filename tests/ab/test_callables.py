@@ -372,7 +372,7 @@ def test_two_that_both_change_their_inputs_are_compared_with_a_doubt(clock):
     assert doubt.startswith("Both") and "inputs" in doubt
 
 
-def test_inputs_that_nobody_changes_are_not_spoken_of(clock):
+def test_unchanged_inputs_are_not_mentioned(clock):
     functions = adding(clock, 1_000_000, False), adding(clock, 900_000, False)
     compared = ab_test(*functions, inputs=[(np.ones(4),)], plan=PLAN)
     assert (compared.headline.verdict, compared.doubts) == ("FASTER", ())

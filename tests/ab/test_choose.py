@@ -51,7 +51,7 @@ def test_a_window_is_compared_with_the_one_before_or_after_it_in_turn(tmp_path):
     assert found["x=y"] == Tried("x=y", why="no call")
 
 
-def test_a_window_with_a_problem_counts_for_nobody(tmp_path):
+def test_a_window_with_a_problem_does_not_count(tmp_path):
     windows = [window("AB"[n % 2], n, 100.0, "throttled" if n == 2 else "") for n in range(5)]
     found = tried_in(windows, log_of(tmp_path / "log", *(("rope=kprof", n) for n in (1, 3))))
     assert found["rope=kprof"].num_windows == 0

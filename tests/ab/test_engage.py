@@ -88,7 +88,7 @@ def test_a_run_is_kept_in_short_with_its_findings_and_without_its_folders(begun,
     assert run.predictions[0].shares == (0.1, 0.2)
 
 
-def test_a_step_takes_what_it_takes_while_nobody_records(begun, tmp_path):
+def test_a_step_takes_what_an_unrecorded_step_takes(begun, tmp_path):
     engagement_folder.add(begun, [write_run(tmp_path / "run.kprof")])
     _, run = read_engagement(begun).of(RunAdded)[0]
     timed = msgspec.structs.replace(run, step_ns=120, unrecorded_step_ns=100)
@@ -127,7 +127,7 @@ def test_what_cannot_be_read_leaves_nothing_behind(begun, tmp_path):
     assert len(entries(begun)) == 1
 
 
-def test_a_file_that_nobody_knows_is_refused_with_what_is_known(begun, tmp_path):
+def test_an_unknown_file_is_refused_with_the_known_kinds(begun, tmp_path):
     (tmp_path / "x.json").write_text("[1, 2]")
     with pytest.raises(KprofError, match="kprof sla"):
         engagement_folder.add(begun, [tmp_path / "x.json"])

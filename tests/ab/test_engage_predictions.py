@@ -190,7 +190,7 @@ def test_a_comparison_of_something_else_than_time_scores_nothing(begun):
     assert "energy per step" in found.unscored[0].why
 
 
-def test_a_finding_whose_saving_nobody_knows_is_not_scored(begun):
+def test_a_finding_of_unknown_saving_is_not_scored(begun):
     unknown = write_run(begun.parent / "u.kprof", finding("kv_cache_layout", None, None))
     engagement_folder.add(begun, [unknown])
     found = added(begun, 0.9, tests="kv_cache_layout")

@@ -74,7 +74,7 @@ def test_a_page_for_a_pull_request_begins_with_its_name_and_cuts_names_of_kernel
     assert (folder / "report.md").read_text().startswith("# Engagement: Tiny\n")
 
 
-def test_money_has_the_digits_that_its_band_allows_and_no_tokens_where_nobody_named_any(
+def test_money_has_the_digits_that_its_band_allows_and_no_tokens_where_none_are_named(
     folder, tmp_path
 ):
     asked = {"gpu": "H100", "price": "2,3,4", "step_s": "0.05", "gpus": "1", "speedup": "1.5"}
@@ -214,7 +214,7 @@ def test_the_json_has_a_schema_every_entry_and_every_score(folder, tmp_path):
     assert told["predictions"]["mean_absolute_error"] == pytest.approx(0.02)
 
 
-def test_junit_fails_what_is_proven_bad_and_skips_what_nobody_can_tell(folder, tmp_path):
+def test_junit_fails_proven_regressions_and_skips_inconclusive_rulings(folder, tmp_path):
     for verdict, ratio, width in (
         ("SLOWER", 1.05, 0.01),
         ("SLOWER", 1.015, 0.01),

@@ -166,7 +166,7 @@ def test_a_kernel_that_fails_alone_fails_in_its_model(benchmark, state, reached)
     assert [one["name"] for one in told["levels"]] == ["L0", "L1", "L2"]
 
 
-def test_a_kernel_that_nobody_judged_reaches_no_class(benchmark):
+def test_an_unjudged_kernel_reaches_no_class(benchmark):
     report = check(model=Model("a model", hidden=lambda arm: [torch.ones(4, 8)]), levels=("L2",))
     alone = {name: not_run(name, "there is no GPU") for name in LEVELS[:2]}
     told = benchmark("attention_gate").with_kernel((report, ABOUT), alone)

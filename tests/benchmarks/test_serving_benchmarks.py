@@ -90,7 +90,7 @@ def test_peers_count_by_the_better_one_where_it_was_measured(benchmark):
     assert (found["value"], found["num_shapes"]) == (pytest.approx((2 * 1.25) ** 0.5, rel=1e-3), 2)
 
 
-def test_the_product_alone_is_compared_and_nobody_is_chosen_for_it(benchmark):
+def test_the_product_alone_is_compared_and_no_provider_is_chosen_for_it(benchmark):
     done = {(FEW, name): timed(name, FEW, ns) for name, ns in (("kprof", 10.0), ("deep-gemm", 9.0))}
     rows = benchmark("fp8").rows_of("fp8_gemm", done, JUDGED)
     found = {one["name"]: (one["value"], one["reach"]) for one in rows if one["unit"] != "ns"}
@@ -192,7 +192,7 @@ def test_a_comparison_becomes_ratio_rate_cost_and_target(benchmark):
     assert found["graphs-target-B"]["verdict"] == "MET"
 
 
-def test_a_gpu_that_no_price_list_has_costs_what_nobody_knows(benchmark):
+def test_a_gpu_that_no_price_list_has_an_unknown_cost(benchmark):
     for gpu, problem in (("NVIDIA L1", ["no price of NVIDIA L1 is known"] * 2), (None, [])):
         facts = {"GPU": gpu} if gpu else {}
         rows = benchmark("llama_serve").rows_of("graphs", {**COMPARED, "facts": facts})

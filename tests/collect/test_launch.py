@@ -138,12 +138,12 @@ def test_a_program_on_the_path_runs_as_it_is():
 
 
 @pytest.mark.parametrize("name", ["no_such_module_here", "", ".here"])
-def test_a_module_that_nobody_has_is_an_error(name):
+def test_a_missing_module_is_an_error(name):
     with pytest.raises(LaunchError, match=f"^{re.escape(name)}: .*module"):
         command_for((name,), is_module=True)
 
 
-def test_a_command_that_nobody_has_is_an_error():
+def test_a_missing_command_is_an_error():
     with pytest.raises(LaunchError, match="command not found"):
         command_for(("no-such-command-here",))
 

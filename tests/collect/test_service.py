@@ -83,7 +83,7 @@ def test_a_window_is_over_a_second_after_its_last_process_is_complete(tmp_path, 
     assert is_over(window)
 
 
-def test_a_window_without_any_process_waits_until_nobody_wants_it_any_more(tmp_path, clock):
+def test_a_window_without_any_process_waits_until_it_is_not_wanted_any_more(tmp_path, clock):
     window = OpenWindow(tmp_path, None)
     clock.now = 9_999.0
     assert not is_over(window)
@@ -207,7 +207,7 @@ def test_a_window_after_so_many_requests_ends_in_time_though_no_more_come(serve,
 
 
 @pytest.mark.slow
-def test_a_service_that_nobody_recorded_leaves_nothing_but_a_message(serve, tmp_path):
+def test_a_service_that_was_not_recorded_leaves_nothing_but_a_message(serve, tmp_path):
     served = serve("--trigger", "file")
     served.ask()
     assert served.end()[0] == 143

@@ -72,7 +72,7 @@ def test_nothing_is_said_of_a_gpu_where_there_is_none(flipped):
 
 
 @pytest.mark.slow
-def test_whoever_asks_for_windows_may_stop_before_the_schedule_ends(tmp_path):
+def test_a_caller_may_stop_before_the_schedule_ends(tmp_path):
     trial = run(tmp_path, MODEL + "serve(10 ** 9)", "A" * 500, lambda windows: len(windows) >= 2)
     assert 2 <= len(trial.windows) < 500
 

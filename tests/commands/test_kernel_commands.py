@@ -236,7 +236,7 @@ def test_what_has_no_backward_pass_is_measured_without_gradients_only(h200):
     assert told_of(answer) == [("forward", "kprof")]
 
 
-def test_whoever_fails_the_gate_in_a_pass_is_not_chosen_for_it_however_fast(h200):
+def test_a_provider_that_fails_the_gate_in_a_pass_is_not_chosen_for_it_however_fast(h200):
     times_ns = {"eager": 1e4, "kprof": 2e4}
     h200({"forward": times_ns, "training": times_ns}, {("eager", "training")})
     answer = kernels("bench", ["relu_squared"], shape="8x8", json=True)

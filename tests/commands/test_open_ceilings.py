@@ -33,7 +33,7 @@ def test_a_run_is_held_against_what_was_measured_on_its_gpu_and_keeps_it(run):
     assert kept_ceilings(run / "raw") == device
 
 
-def test_a_gpu_that_nobody_measured_has_its_datasheets_ceilings(run):
+def test_an_unmeasured_gpu_has_its_datasheets_ceilings(run):
     device = open_recorded(run).trace.meta.device
     assert not device.is_measured
     assert device.memory_bytes_per_s == 4.8e12

@@ -209,7 +209,7 @@ def test_steps_that_were_not_recorded_are_judged():
     assert any("60.0 % longer" in doubt for doubt in found.doubts)
 
 
-def test_how_much_longer_recorded_steps_are_is_left_out_where_nobody_can_tell():
+def test_the_cost_of_recording_is_left_out_where_it_is_unknown():
     found = steps(
         "step_p50<=60ms",
         unrecorded_step_ns=(20 * MS, 50 * MS, 90 * MS),

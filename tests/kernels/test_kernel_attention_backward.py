@@ -112,7 +112,7 @@ def test_a_window_is_about_a_querys_own_key_whatever_the_lengths(queries, keys):
     check(call_of(queries, keys), window=20)
 
 
-def test_who_sees_nothing_and_what_nobody_sees_gets_nothing():
+def test_a_query_that_sees_nothing_and_an_unseen_key_get_no_gradient():
     dq, dk, dv = gradients_of(call_of(50, 33))
     assert not dq[:, :, :17].any()
     assert dq[:, :, 18:].any(-1).all()

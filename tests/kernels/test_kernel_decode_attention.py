@@ -328,7 +328,7 @@ def test_lengths_are_integers():
         decode_attention(*call_of(), torch.tensor([70.0, 3.0]))
 
 
-def test_gradients_that_nobody_would_compute_are_refused():
+def test_gradients_without_an_implementation_are_refused():
     q, k, v = call_of()
     with pytest.raises(DifferentiationError, match="no gradients"):
         decode_attention(q.requires_grad_(), k, v)

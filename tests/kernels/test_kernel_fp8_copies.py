@@ -179,7 +179,7 @@ def test_what_was_made_outside_is_not_read_in_a_capture(maker, monkeypatch):
     assert copy_of(y) is None
 
 
-def test_where_nobody_knows_the_capture_no_copy_is_made(maker, monkeypatch):
+def test_no_copy_is_made_where_the_capture_is_unknown(maker, monkeypatch):
     monkeypatch.setattr(_copies, "_stream_of", lambda x: None)
     assert find_activation(id(made(maker))).copy is None
 

@@ -303,6 +303,6 @@ def test_what_it_cannot_take_is_refused_with_a_reason():
 
 
 @pytest.mark.slow
-def test_the_gate_trusts_it_as_long_as_nobody_writes_to_its_weights_in_secret():
+def test_the_gate_trusts_it_unless_its_weights_are_written_to_in_secret():
     assert why_untrusted(KERNEL, (5, 16, 64)) == ""
     assert "same memory" in why_untrusted(replace(KERNEL, constant=()), (5, 16, 64))

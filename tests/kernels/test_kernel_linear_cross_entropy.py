@@ -134,7 +134,7 @@ def test_a_given_divisor_takes_the_place_of_the_count(saves):
     torch.testing.assert_close(found[0], expected[0] / 12)
 
 
-def test_gradients_that_nobody_wants_are_not_made(saves):
+def test_unrequested_gradients_are_not_made(saves):
     hidden, weight, targets = drawn()
     loss = linear_cross_entropy(hidden.detach(), weight, targets, saves=saves)
     (found,) = torch.autograd.grad(loss, weight)

@@ -116,7 +116,7 @@ def caption_of(run):
     return card.details[-1].caption
 
 
-def test_a_finding_whose_saving_nobody_knows_says_so():
+def test_a_finding_of_unknown_saving_says_so():
     unknown = finding_of(saving=None)
     assert facts_of(Evidence("T", runs=(run_of(unknown),)), "Saves") == [UNKNOWN]
 

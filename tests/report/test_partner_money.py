@@ -68,7 +68,7 @@ def test_a_saving_without_a_price_says_so_and_is_no_nothing():
     assert quantities_in(money) == []
 
 
-def test_a_saving_that_nobody_knows_has_no_money_either():
+def test_an_unknown_saving_has_no_money_either():
     unknown = priced_run(Saving(1000, None, None, "nobody knows"))
     assert facts_of(Evidence("T", runs=(unknown,)), "In money") == [UNKNOWN]
 

@@ -27,7 +27,7 @@ def told_of(*runs):
     return " ".join(part.text for part in chapter.blocks if hasattr(part, "text"))
 
 
-def test_where_nobody_knows_what_was_computed_after_a_change_the_run_before_it_is_drawn():
+def test_the_run_before_a_change_is_drawn_where_the_work_after_it_is_unknown():
     chapter = roofline.render(Evidence("t", runs=(RICH, replayed(RICH))))
     assert chapter.blocks[0].text == roofline.EARLIER
     assert isinstance(chapter.blocks[-1], Picture)
@@ -43,7 +43,7 @@ def test_without_known_work_in_any_run_it_is_said_how_to_get_it():
     assert missing.how == roofline.HOW
 
 
-def test_a_step_that_recording_made_longer_has_the_share_of_one_that_nobody_records():
+def test_a_step_that_recording_made_longer_has_the_share_of_an_unrecorded_one():
     slowed = quantities_in(told_of(timed(RICH, 8_000_000, 4_000_000)))
     calm = quantities_in(told_of(timed(RICH, 4_000_000, 4_000_000)))
     assert (slowed[0], slowed[1:]) == ("25 %", ["50 %", *calm[1:]])

@@ -84,7 +84,7 @@ def graphs_told(trace):
     return [truth[name] for name in ("graph_launches", "graph_kernels", "graph_sum_ns")]
 
 
-def test_without_calls_of_the_host_nobody_knows_what_graphs_launched():
+def test_without_calls_of_the_host_the_launches_of_graphs_are_unknown():
     assert graphs_told(add_attribution(trace_of({"correlation": 1}))) == [None] * 3
 
 

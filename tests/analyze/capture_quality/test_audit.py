@@ -68,7 +68,7 @@ def test_launches_that_all_left_an_activity_are_good():
     assert losses == {"good"}
 
 
-def test_without_launches_nobody_knows_what_is_missing():
+def test_without_launches_the_number_of_lost_activities_is_unknown():
     assert check(analyzed_trace_of({}), "Dropped records").verdict == "unknown"
 
 

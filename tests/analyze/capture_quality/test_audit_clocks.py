@@ -63,7 +63,7 @@ def test_one_rank_has_no_clocks_to_compare():
     assert "Clocks of ranks" not in names_of(analyzed_trace_of({}))
 
 
-def test_ranks_whose_clocks_nobody_checked_are_unknown():
+def test_ranks_with_unchecked_clocks_are_unknown():
     trace = analyzed_trace_of({}, {"rank": 1}, num_ranks=2)
     assert check(trace, "Clocks of ranks").verdict == "unknown"
 

@@ -71,7 +71,7 @@ def test_what_the_money_rests_on_stands_beside_it():
     assert "H200, on-demand" in price
 
 
-def test_an_unknown_saving_is_worth_nobody_knows_what_and_not_nothing():
+def test_an_unknown_saving_is_worth_an_unknown_amount_and_not_nothing():
     assert worth_of(Saving(1000, None, None, "nobody knows")) is None
 
 
@@ -92,7 +92,7 @@ def test_a_window_that_marks_no_step_is_no_unit_of_work_and_has_no_money():
     assert found.price == ""
 
 
-def test_a_trace_tells_no_money_where_nobody_gave_a_price(tmp_path):
+def test_a_trace_tells_no_money_without_a_price(tmp_path):
     opened = open_run([RECORDED], tmp_path / "run.kprof", force=False)
     told = json.loads(opened.json)["findings"]
     assert {one["saving"]["worth"] for one in told["findings"]} == {None}

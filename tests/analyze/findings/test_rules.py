@@ -119,7 +119,7 @@ def test_an_optimizer_without_second_moments_is_no_adam():
     assert [found.swap for found in findings("unfused_optimizer", trace)] == [None]
 
 
-def test_logits_of_a_gibibyte_count_where_nobody_knows_how_large_the_memory_is():
+def test_logits_of_a_gibibyte_count_where_the_memory_size_is_unknown():
     gpus = (Gpu(0, "Unknown GPU"),)
     small = trace_of_work(rest(), *loss_of([4096, 64000]), gpus=gpus)
     large = trace_of_work(rest(), *loss_of([4096, 66000]), gpus=gpus)
@@ -289,7 +289,7 @@ def test_only_copies_that_pinned_memory_makes_faster_are_part_of_what_is_saved()
     assert "14.4 ms" in quantities_in(found.claim)
 
 
-def test_of_copies_whose_size_nobody_knows_only_idle_time_counts():
+def test_only_the_idle_time_of_copies_of_unknown_size_counts():
     assert findings("pageable_copies", trace_of_work(copied(8 * MS, None), rest())) == []
 
 

@@ -64,7 +64,7 @@ def test_the_rest_of_a_gap_after_a_launch_came_through_is_not_the_hosts():
     ]
 
 
-def test_a_gap_that_any_two_kernels_have_between_them_is_nobodys_fault():
+def test_a_gap_as_between_any_two_kernels_has_no_cause_on_the_host():
     trace = analyzed(
         {"duration_ns": 100 * US},
         {"start_ns": 102 * US, "correlation": 1},

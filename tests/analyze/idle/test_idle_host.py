@@ -58,7 +58,7 @@ def test_calls_that_manage_memory_are_the_allocators(call):
 
 
 @pytest.mark.parametrize("call", ["cudaMallocAsync", "cuMemFreeAsync", "cudaMemcpyAsync"])
-def test_calls_that_block_nobody_are_part_of_launching(call):
+def test_calls_that_do_not_block_are_part_of_launching(call):
     assert causes(spent(100, 990, kind="runtime", name=call)) == [("launch-bound", 900)]
 
 
@@ -136,7 +136,7 @@ def test_a_silent_host_between_steps_has_no_work():
     assert silence(*steps) == "no work"
 
 
-def test_nobody_knows_what_a_silent_host_does_without_steps_and_stacks():
+def test_a_silent_host_is_unknown_without_steps_and_stacks():
     assert silence(spent(0, 50, name="aten::mm"), spent(9_085, 9_200, name="aten::mm")) is not None
     trace = analyzed(
         {"duration_ns": 100 * US},

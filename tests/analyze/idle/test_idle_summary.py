@@ -74,7 +74,7 @@ def test_a_wait_does_not_depend_on_the_ranks_clocks():
     assert [wait.waiting_ns for wait in find_exposed_waits(trace)] == [10, 0]
 
 
-def test_without_numbers_nobody_knows_which_collectives_belong_together():
+def test_without_numbers_collectives_are_not_matched():
     trace = analyzed_trace_of({**REDUCE, "rank": 0}, {**REDUCE, "rank": 1}, num_ranks=2)
     assert find_exposed_waits(trace) is None
 

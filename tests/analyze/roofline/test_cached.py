@@ -36,7 +36,7 @@ def test_no_copy_larger_than_the_cache_stays_in_it():
     assert np.isnan(copy_ns(CACHED, np.array([16_000_001]))).all()
 
 
-def test_of_an_unmeasured_cache_nobody_knows_how_fast_it_is():
+def test_the_speed_of_an_unmeasured_cache_is_unknown():
     assert np.isnan(copy_ns(replace(CACHED, cached_copies=()), np.array([1000]))).all()
 
 

@@ -126,7 +126,7 @@ def test_a_second_window_does_not_set_the_counters_up_again(tmp_path, cupti):
         ("stop", RuntimeError("lost"), "not give the samples"),
     ],
 )
-def test_whatever_fails_is_told_and_troubles_nobody(
+def test_a_failure_of_the_counters_is_told_and_stops_nothing(
     call, error, said, tmp_path, cupti, monkeypatch
 ):
     monkeypatch.setattr(Collector, "fails", {call: error})

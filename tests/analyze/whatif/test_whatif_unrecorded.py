@@ -138,7 +138,7 @@ def test_what_recording_leaves_as_it_is_varies_with_the_rest():
     assert found.uncertainty_ns / found.step_ns == pytest.approx(126 / 1_057, abs=0.005)
 
 
-def test_of_few_unrecorded_steps_nobody_knows_how_far_they_lie_apart():
+def test_the_spread_of_few_unrecorded_steps_is_unknown():
     trace = recorded(DEVICE_BOUND, step_ns=539_600, host_ns=(200_000, 215_000, 230_000))
     found = predict([Change(FASTER, MM, 10.0)], find_baseline(trace))
     assert found.uncertainty_ns < 2_000

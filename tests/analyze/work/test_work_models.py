@@ -34,7 +34,7 @@ def test_no_operator_has_two_models():
     assert len(names) == len(set(names))
 
 
-def test_an_operator_that_nobody_modelled_has_no_model():
+def test_an_unknown_operator_has_no_model():
     assert find_model("mylib::unheard_of") is None
 
 

@@ -52,7 +52,7 @@ def test_a_list_or_a_tensor_holds_several_tokens():
     assert row.tokens.tolist() == [2, 5]
 
 
-def test_tokens_of_text_are_unknown_unless_somebody_counts_them():
+def test_tokens_of_text_are_unknown_unless_counted():
     (row,) = measure_generation(lambda prompt: iter(["a b", "c"]), ["x"]).rows
     assert (row.tokens, row.output_tokens) == (None, None)
     counted = measure_generation(

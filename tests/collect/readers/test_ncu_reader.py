@@ -218,7 +218,7 @@ def test_exact_times_are_none(tmp_path):
     assert not any("rounded" in caveat for caveat in trace.meta.caveats)
 
 
-def test_launches_stand_one_after_another_and_nobody_claims_to_know_when(tmp_path):
+def test_launches_stand_one_after_another_without_times(tmp_path):
     trace = read_text(tmp_path, raw_page(launch(), launch(metrics={DURATION: "300"}), launch()))
     assert trace.kernels["start_ns"].tolist() == [0, 1000, 1300]
     assert not trace.has_timeline

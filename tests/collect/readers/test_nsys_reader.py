@@ -62,7 +62,7 @@ def test_copies_and_sets_say_where_and_how_much(tmp_path):
     assert kernels["grid"].isna().all()
 
 
-def test_a_copy_of_a_kind_that_nobody_knows_says_so(tmp_path):
+def test_a_copy_of_an_unknown_kind_says_so(tmp_path):
     path = write(tmp_path, copy(copyKind=99, srcKind=None))
     assert only(read(path).kernels)["name"] == "Memcpy Unknown (Unknown -> Device)"
 

@@ -49,7 +49,7 @@ def test_a_row_adds_up_the_launches_of_a_kernel_on_one_path(tmp_path):
     assert kernels.to_numpy().tolist() == [["add", 0, 300, 3, 0], ["mul", 300, 50, 1, 0]]
 
 
-def test_nobody_claims_to_know_when_launches_began(tmp_path):
+def test_starts_of_launches_are_unknown(tmp_path):
     assert not read(profile(tmp_path, kernel("add", 300))).has_timeline
 
 

@@ -101,7 +101,7 @@ def test_samples_that_cannot_be_placed_are_a_caveat(run):
     assert any(c.startswith("Power and clocks") for c in trace.meta.caveats)
 
 
-def test_a_run_in_which_nobody_recorded_is_one_clear_error(run):
+def test_a_run_without_any_recording_is_one_clear_error(run):
     folder = run()
     for path in folder.glob("raw/rank0-pid9/*"):
         path.unlink()

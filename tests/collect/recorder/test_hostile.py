@@ -70,7 +70,7 @@ def test_a_rank_that_left_nothing_is_a_difference(tmp_path):
     assert re.findall(r"\[.*?\]", found)[:2] == ["[0]", "[0, 1]"]
 
 
-def test_a_message_that_nobody_expects_is_a_difference(tmp_path):
+def test_an_unexpected_message_is_a_difference(tmp_path):
     message = "The recorder stopped."
     found = differences_of(tmp_path, {"recorded": ["5"]}, messages=(message,))
     assert found == [f"kprof says: {message}"]

@@ -86,7 +86,7 @@ def test_the_window_is_marked_and_its_ranges_are_named(tmp_path):
 
 
 @pytest.mark.slow
-def test_operators_go_without_shapes_where_nobody_wants_them(tmp_path):
+def test_operators_have_no_shapes_where_none_were_requested(tmp_path):
     said = said_by(tmp_path, "for _ in range(5): call()", KPROF_SHAPES="0")
     assert "operators, shapes False" in said
 

@@ -145,7 +145,7 @@ def test_a_step_before_each_window_belongs_to_none(tmp_path, monkeypatch):
     assert [window["first_step"] for window in clock.lines("window")] == [3, 7]
 
 
-def test_the_end_of_the_schedule_is_told_and_nobody_listens_any_more(tmp_path, monkeypatch):
+def test_the_end_of_the_schedule_is_told_and_the_hooks_are_removed(tmp_path, monkeypatch):
     clock = Clock(tmp_path, monkeypatch, Schedule("A", **QUICK))
     clock.train(20)
     assert len(clock.lines("end")) == 1
@@ -367,7 +367,7 @@ def test_ranks_hear_of_the_end(tmp_path):
     assert [second.begin()] + [second.after(10) for _ in range(6)] == told
 
 
-def test_a_rank_that_waits_for_nobody_gives_up(tmp_path, monkeypatch):
+def test_a_rank_that_waits_for_no_other_rank_gives_up(tmp_path, monkeypatch):
     monkeypatch.setattr(trial, "PATIENCE_S", 0.01)
     follower = trial.turns_of(Schedule("AB"), tmp_path, 1, 2)
     with pytest.raises(TimeoutError, match="same step"):

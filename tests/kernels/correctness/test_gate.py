@@ -248,7 +248,7 @@ def test_a_time_below_the_floor_fails():
     assert check_integrity(DOUBLED, Timing(measured_ns=101, floor_ns=100)).state == "passed"
 
 
-def test_a_time_that_nobody_held_against_its_floor_is_mentioned():
+def test_a_time_that_was_not_compared_with_its_floor_is_mentioned():
     assert any("floor" in note for note in check_integrity(DOUBLED).notes)
 
 

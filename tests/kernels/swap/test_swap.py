@@ -149,7 +149,7 @@ def test_a_swap_cannot_be_entered_twice_at_once():
         swap.__enter__()
 
 
-def test_a_forward_that_somebody_else_replaced_is_left_alone():
+def test_a_forward_replaced_by_other_code_is_left_alone():
     norm = Norm(16)
     norm.forward = lambda x: x
     with swapped(nn.Sequential(norm), "rmsnorm=eager") as swap:
@@ -180,7 +180,7 @@ def test_a_module_of_another_library_of_kernels_is_left_alone():
     assert site.skipped.startswith("LigerRMSNorm of liger_kernel")
 
 
-def test_what_somebody_puts_around_a_replacement_stays_and_runs_the_original():
+def test_a_wrapper_around_a_replacement_stays_and_runs_the_original():
     model = nn.Sequential(Norm(16))
     with swapped(model, "rmsnorm=eager") as swap:
         inner = model[0].forward

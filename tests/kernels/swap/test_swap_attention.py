@@ -167,7 +167,7 @@ def test_a_sliding_window_is_kept(transformers, window):
     torch.testing.assert_close(found, wanted, rtol=0.01, atol=0.03)
 
 
-def test_a_mask_that_somebody_wrote_to_is_odd(transformers):
+def test_a_mask_that_was_written_to_is_odd(transformers):
     model = made(transformers)
 
     def hide_a_key(module, args, kwargs):

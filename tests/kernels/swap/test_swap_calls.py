@@ -74,7 +74,7 @@ def test_who_was_measured_to_be_the_fastest_runs(monkeypatch):
     assert swap.sites[0].calls[0].provider == "aten"
 
 
-def test_where_nobody_is_faster_the_original_runs_and_the_report_says_so(monkeypatch):
+def test_where_no_provider_is_faster_the_original_runs_and_the_report_says_so(monkeypatch):
     monkeypatch.setattr(Providers, "fastest", lambda self, *_: "eager")
     model = nn.Sequential(Norm(16))
     with swapped(model, "rmsnorm") as swap:
@@ -82,7 +82,7 @@ def test_where_nobody_is_faster_the_original_runs_and_the_report_says_so(monkeyp
     assert swap.sites[0].calls[0].why == providers.AS_FAST
 
 
-def test_calls_with_and_without_gradients_go_to_whoever_is_the_fastest_there(monkeypatch, tmp_path):
+def test_calls_with_and_without_gradients_each_go_to_their_fastest_provider(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *device: "GPU")
     for direction, name in (("forward", "eager"), ("training", "aten")):

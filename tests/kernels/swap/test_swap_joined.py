@@ -118,7 +118,7 @@ def test_from_the_second_call_on_each_activation_is_cast_by_what_made_it(model, 
     assert [site.num_replaced for site in swap.replaced if "proj" in site.name] == [3] * 14
 
 
-def test_without_fp8_layers_nobody_remembers_what_is_made(model):
+def test_without_fp8_layers_no_copy_is_kept(model):
     with torch.no_grad(), swapped(model, *TOGETHER[:-1]):
         model(given())
         assert not _copies._activations

@@ -165,7 +165,7 @@ def test_a_model_that_changes_its_logits_keeps_its_head():
     assert swap.sites[0].skipped == CHANGES_LOGITS
 
 
-def test_a_head_that_somebody_watches_runs():
+def test_a_hooked_head_runs():
     model, seen = CausalLM(), []
     model.lm_head.register_forward_hook(lambda *_: seen.append(1))
     with swapped(model, "linear_cross_entropy=eager") as swap:

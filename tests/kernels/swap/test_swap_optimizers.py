@@ -78,7 +78,7 @@ def test_what_the_kernel_does_not_do_is_torchs():
     assert "max_exp_avg_sq" in optimizer.state[model.weight]
 
 
-def test_a_step_that_somebody_else_replaced_is_left_alone():
+def test_a_step_replaced_by_other_code_is_left_alone():
     _, optimizer = made()
     optimizer.step = lambda: 1
     with swapped(optimizer, "adamw") as swap:

@@ -47,7 +47,7 @@ def test_less_precision_is_asked_for_by_name_and_refused_where_gradients_are_wan
     assert ways_of(swap) == [(1, "kprof", None)]
 
 
-def test_what_nobody_measured_goes_to_torch():
+def test_unmeasured_calls_go_to_torch():
     module, call = Attention(), call_of()
     wanted = module(*call)
     with torch.no_grad(), swapped(module, "attention_forward") as swap:

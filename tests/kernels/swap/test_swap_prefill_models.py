@@ -215,7 +215,7 @@ def test_training_is_ours_and_counted(transformers):
         torch.testing.assert_close(ours, torchs, rtol=1e-2, atol=1e-2 * float(torchs.abs().max()))
 
 
-def test_training_that_nobody_measured_is_torchs(transformers):
+def test_unmeasured_training_is_torchs(transformers):
     model = made(transformers)
     wanted = gradients_of(model)
     with swapped(model, "attention_forward") as swap:

@@ -44,7 +44,7 @@ def test_a_models_own_swap_leaves_the_losses_of_others_alone():
         assert functional.cross_entropy is original
 
 
-def test_a_function_that_somebody_kept_is_the_original_afterwards():
+def test_a_kept_reference_to_a_function_is_the_original_afterwards():
     with swapped(None, "cross_entropy=kprof") as swap:
         kept = functional.cross_entropy
     loss = torch.compile(lambda x, y: kept(x, y), backend="eager")
@@ -66,7 +66,7 @@ def test_swaps_of_all_the_process_are_left_in_order(monkeypatch):
     assert functional.cross_entropy is original
 
 
-def test_a_site_that_somebody_replaced_once_is_told_anew():
+def test_a_site_replaced_by_other_code_is_reported_again():
     norm = Norm(8)
     swap = swapped(norm, "rmsnorm=eager")
     with swap:
@@ -115,7 +115,7 @@ def test_a_report_of_nothing_says_so():
     assert "No call site" in section.parts[1].text
 
 
-def test_compiled_sites_and_sites_that_nobody_called_are_named():
+def test_compiled_sites_and_uncalled_sites_are_named():
     sites = (
         SiteReport("a", "rope", "Attention", calls=(Calls(3, "kprof", None, True),)),
         SiteReport("b", "rmsnorm", "Norm"),
