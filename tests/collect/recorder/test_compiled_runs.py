@@ -175,3 +175,26 @@ def test_products_have_their_modules_however_a_model_is_compiled(ways, phase):
 def test_a_product_that_the_compiler_gave_an_addend_serves_the_products_module(ways):
     found = modules_of(ways, "backward", ["aten::addmm"])
     assert [path for path in found if path.startswith("Residual.")] == ["Residual.layers.1.up"]
+
+
+@pytest.mark.parametrize("options", ["", ", fullgraph=True"])
+def test_code_that_is_compiled_is_counted_without_a_new_counter(tmp_path, options):
+    from kprof.collect.launch import RECORDER
+
+    script = f"""
+import sys, torch
+sys.path.insert(0, {str(RECORDER)!r})
+from kprof_recorder.compiler import num_compiled
+found = [num_compiled()]
+from torch._dynamo.utils import counters
+before = sorted(counters)
+found.append(num_compiled())
+assert sorted(counters) == before
+double = torch.compile(lambda x: 2 * x, backend="eager"{options})
+for shape in ((2,), (2,), (2, 3)):
+    double(torch.ones(shape))
+    found.append(num_compiled())
+print(found[0], found[1], found[2] > 0, found[3] == found[2], found[4] > found[3])
+"""
+    (tmp_path / "script.py").write_text(script)
+    assert run_bare(tmp_path).stdout.split() == [b"0", b"0", b"True", b"True", b"True"]

@@ -30,9 +30,18 @@ def is_compiler_watching() -> bool:
 
 
 def num_compiled() -> int:
-    """Return how many frames torch.compile has compiled in this process so far."""
+    """Return a count that grows with each frame that torch.compile compiles in this process.
+
+    Frames of which the whole has to be one graph are counted by their graphs alone.
+    """
     utils = sys.modules.get("torch._dynamo.utils")
-    return int(utils.counters["frames"]["ok"]) if utils is not None else 0
+    if utils is None:
+        return 0
+    # A look must not add a counter: the workload may read them.
+    counts = ((utils.counters.get(one) or {}) for one in ("frames", "stats"))
+    return sum(
+        int(one.get(name, 0)) for one, name in zip(counts, ("ok", "unique_graphs"), strict=True)
+    )
 
 
 def keep_from_compiler(package: str) -> None:
