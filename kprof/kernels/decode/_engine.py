@@ -84,7 +84,8 @@ def tilings_of(decoder: Decoder, batch: int) -> Tilings:
     attended = decoder.heads * decoder.group * decoder.dim
     qkv = tiling_of(hidden, batch=batch)
     head = tiling_of(hidden, batch=batch)
-    if batch == 1:
+    if batch <= 2:
+        # Two tiles ahead, of half the rows.
         rows = max(1, head.rows // 2)
         head = replace(head, rows=rows, tiles=8, ahead=2 * head.num_chunks(hidden))
     return Tilings(
@@ -384,16 +385,13 @@ class Engine:
             self.candidates,
             decoder.vocabulary,
             decoder.eps,
-            1.0,
             K=decoder.hidden,
             BLOCK=tiling.block(decoder.hidden),
             ROWS=tiling.rows,
             TILES=tiling.tiles,
             AHEAD=tiling.ahead,
             BATCH=self.batch,
-            HAS_NORM=True,
             ADD_ONE=decoder.adds_one,
-            HAS_CAP=False,
             KEEPS_LOGITS=keeps_logits,
             **self._options(tiling.warps),
         )

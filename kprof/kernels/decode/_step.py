@@ -78,6 +78,31 @@ def _sums(product_RK) -> tl.tensor:
 
 
 @triton.jit
+def _stacked(parts, BATCH: tl.constexpr) -> tl.tensor:
+    """Return parts (R, K) of each sequence as one (R, K, B), B a power of two, without exchange."""
+    R: tl.constexpr = parts[0].shape[0]
+    K: tl.constexpr = parts[0].shape[1]
+    if BATCH == 1:
+        stack = parts[0][:, :, None]
+    elif BATCH == 2:
+        stack = tl.join(parts[0], parts[1])
+    elif BATCH <= 4:
+        stack = _four(parts[0], parts[1], parts[2], parts[3 % BATCH])
+    else:
+        even = _four(parts[0], parts[2], parts[4], parts[6 % BATCH])
+        odd = _four(parts[1], parts[3], parts[5 % BATCH], parts[7 % BATCH])
+        stack = tl.reshape(tl.join(even, odd), [R, K, 8])
+    return stack
+
+
+@triton.jit
+def _four(a, b, c, d) -> tl.tensor:
+    R: tl.constexpr = a.shape[0]
+    K: tl.constexpr = a.shape[1]
+    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [R, K, 4])
+
+
+@triton.jit
 def _totals(sum_RK, square_1K) -> tl.tensor:
     """Return the sums of rows and the sum of squares, for each row, in one exchange of threads."""
     both_RK2 = tl.join(sum_RK, tl.broadcast_to(square_1K, sum_RK.shape))
@@ -170,6 +195,8 @@ def linear_kernel(  # noqa: C901, PLR0915
         gdc_wait()
     if PDL and IS_FIRST:
         gdc_launch_dependents()
+    sums = ()
+    squares = ()
     for b in tl.static_range(BATCH):
         x = x_BK + b * K
         inputs = ()
@@ -185,18 +212,26 @@ def linear_kernel(  # noqa: C901, PLR0915
                 square_1K += _sums(x_1K * x_1K)
                 x_1K *= _gain(gain_K, K, BLOCK, chunk, ADD_ONE)
             sum_RK += _sums(tiles[chunk].to(tl.float32) * x_1K)
+        sums = sums + (sum_RK,)  # noqa: RUF005
+        squares = squares + (square_1K,)  # noqa: RUF005
+    if HAS_NORM and BATCH == 1:
+        value_R, square_R = _totals(sums[0], squares[0])
+        value_RB = (value_R * _inverse_rms(square_R, eps, K))[:, None]
+    else:
+        value_RB = tl.sum(_stacked(sums, BATCH), axis=1)
         if HAS_NORM:
-            value_R, square_R = _totals(sum_RK, square_1K)
-            value_R *= _inverse_rms(square_R, eps, K)
-        else:
-            value_R = tl.sum(sum_RK, axis=1)
-        if HAS_BIAS:
-            value_R += tl.load(bias + first + row_R).to(tl.float32)
-        at_R = b * (n0 + n1 + n2) + offset + first + tl.arange(0, ROWS)
-        if IS_ADDED:
-            value_R += tl.load(y_BN + at_R, is_row_R, other=0.0, cache_modifier=".cg")
-            tl.store(copy_BN + at_R, value_R.to(copy_BN.dtype.element_ty), is_row_R)
-        tl.store(y_BN + at_R, value_R, is_row_R)
+            square_1B = tl.sum(_stacked(squares, BATCH), axis=1)
+            value_RB *= _inverse_rms(square_1B, eps, K)
+    if HAS_BIAS:
+        value_RB += tl.load(bias + first + row_R).to(tl.float32)[:, None]
+    sequence_B = tl.arange(0, value_RB.shape[1])
+    at_R = offset + first + tl.arange(0, ROWS)
+    at_RB = at_R[:, None] + (sequence_B * (n0 + n1 + n2))[None, :]
+    is_there_RB = is_row_R[:, None] & (sequence_B < BATCH)[None, :]
+    if IS_ADDED:
+        value_RB += tl.load(y_BN + at_RB, is_there_RB, other=0.0, cache_modifier=".cg")
+        tl.store(copy_BN + at_RB, value_RB.to(copy_BN.dtype.element_ty), is_there_RB)
+    tl.store(y_BN + at_RB, value_RB, is_there_RB)
 
 
 @triton.jit
@@ -255,6 +290,9 @@ def gated_kernel(  # noqa: C901, PLR0915
             _fetch(up_NK + later, num_bytes)
     if PDL:
         gdc_wait()
+    gate_sums = ()
+    up_sums = ()
+    squares = ()
     for b in tl.static_range(BATCH):
         x = x_BK + b * K
         inputs = ()
@@ -276,18 +314,31 @@ def gated_kernel(  # noqa: C901, PLR0915
             x_1K *= _gain(gain_K, K, BLOCK, chunk, ADD_ONE)
             gate_RK += _sums(gates[chunk].to(tl.float32) * x_1K)
             up_RK += _sums(ups[chunk].to(tl.float32) * x_1K)
+        gate_sums = gate_sums + (gate_RK,)  # noqa: RUF005
+        up_sums = up_sums + (up_RK,)  # noqa: RUF005
+        squares = squares + (square_1K,)  # noqa: RUF005
+    if BATCH == 1:
         # Twice the squares: there is no exchange of three.
-        product_RK2 = tl.join(gate_RK, up_RK)
-        square_RK2 = tl.broadcast_to(square_1K, gate_RK.shape)[:, :, None]
+        product_RK2 = tl.join(gate_sums[0], up_sums[0])
+        square_RK2 = tl.broadcast_to(squares[0], gate_sums[0].shape)[:, :, None]
         both_RK22 = tl.join(product_RK2, tl.broadcast_to(square_RK2, product_RK2.shape))
         product_R2, square_R2 = tl.split(tl.sum(both_RK22, axis=1))
         gate_R, up_R = tl.split(product_R2 * _inverse_rms(square_R2, eps, K))
-        if HAS_BIAS:
-            gate_R += tl.load(gate_bias_N + first + row_R).to(tl.float32)
-            up_R += tl.load(up_bias_N + first + row_R).to(tl.float32)
-        y_R = _activated(gate_R, ACTIVATION) * up_R
-        at_R = b * n + first + tl.arange(0, ROWS)
-        tl.store(y_BN + at_R, y_R.to(y_BN.dtype.element_ty), is_row_R)
+        gate_RB, up_RB = gate_R[:, None], up_R[:, None]
+    else:
+        both_RKB2 = tl.join(_stacked(gate_sums, BATCH), _stacked(up_sums, BATCH))
+        gate_RB, up_RB = tl.split(tl.sum(both_RKB2, axis=1))
+        scale_1B = _inverse_rms(tl.sum(_stacked(squares, BATCH), axis=1), eps, K)
+        gate_RB *= scale_1B
+        up_RB *= scale_1B
+    if HAS_BIAS:
+        gate_RB += tl.load(gate_bias_N + first + row_R).to(tl.float32)[:, None]
+        up_RB += tl.load(up_bias_N + first + row_R).to(tl.float32)[:, None]
+    y_RB = _activated(gate_RB, ACTIVATION) * up_RB
+    sequence_B = tl.arange(0, y_RB.shape[1])
+    at_RB = (first + tl.arange(0, ROWS))[:, None] + (sequence_B * n)[None, :]
+    is_there_RB = is_row_R[:, None] & (sequence_B < BATCH)[None, :]
+    tl.store(y_BN + at_RB, y_RB.to(y_BN.dtype.element_ty), is_there_RB)
 
 
 @triton.jit
@@ -311,16 +362,13 @@ def head_kernel(  # noqa: C901, PLR0915
     token_BG,
     n,
     eps,
-    cap,
     K: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     TILES: tl.constexpr,
     AHEAD: tl.constexpr,
     BATCH: tl.constexpr,
-    HAS_NORM: tl.constexpr,
     ADD_ONE: tl.constexpr,
-    HAS_CAP: tl.constexpr,
     KEEPS_LOGITS: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
@@ -339,41 +387,46 @@ def head_kernel(  # noqa: C901, PLR0915
             tiles = tiles + (_numbered(base, row_R, last, K, BLOCK, step),)  # noqa: RUF005
     if PDL:
         gdc_wait()
+    # Of all sequences, each with its chunks.
+    inputs = ()
+    squares = ()
     for b in tl.static_range(BATCH):
-        x = x_BK + b * K
-        inputs = ()
         square_1K = tl.zeros([1, BLOCK // VECTOR], tl.float32)
         for chunk in tl.static_range(CHUNKS):
-            x_1K = _inputs(x, K, BLOCK, chunk)
-            if HAS_NORM:
-                square_1K += _sums(x_1K * x_1K)
-                x_1K *= _gain(gain_K, K, BLOCK, chunk, ADD_ONE)
-            inputs = inputs + (x_1K,)  # noqa: RUF005
-        scale = _inverse_rms(tl.sum(square_1K), eps, K) if HAS_NORM else 1.0
-        best = float("-inf")
-        token = start
-        for tile in tl.static_range(TILES):
+            x_1K = _inputs(x_BK + b * K, K, BLOCK, chunk)
+            square_1K += _sums(x_1K * x_1K)
+            inputs = inputs + (x_1K * _gain(gain_K, K, BLOCK, chunk, ADD_ONE),)  # noqa: RUF005
+        squares = squares + (square_1K,)  # noqa: RUF005
+    scale_1B = _inverse_rms(tl.sum(_stacked(squares, BATCH), axis=1), eps, K)
+    best_B = tl.full([scale_1B.shape[1]], float("-inf"), tl.float32)
+    token_B = tl.zeros([scale_1B.shape[1]], tl.int32) + start
+    sequence_B = tl.arange(0, scale_1B.shape[1])
+    for tile in tl.static_range(TILES):
+        for chunk in tl.static_range(CHUNKS):
+            if tile * CHUNKS + chunk + AHEAD < TILES * CHUNKS:
+                tiles = tiles + (  # noqa: RUF005
+                    _numbered(base, row_R, last, K, BLOCK, tile * CHUNKS + chunk + AHEAD),
+                )
+        sums = ()
+        for b in tl.static_range(BATCH):
             sum_RK = tl.zeros([ROWS, BLOCK // VECTOR], tl.float32)
             for chunk in tl.static_range(CHUNKS):
-                if b == 0 and tile * CHUNKS + chunk + AHEAD < TILES * CHUNKS:
-                    tiles = tiles + (  # noqa: RUF005
-                        _numbered(base, row_R, last, K, BLOCK, tile * CHUNKS + chunk + AHEAD),
-                    )
                 weights_RK = tiles[tile * CHUNKS + chunk].to(tl.float32)
-                sum_RK += _sums(weights_RK * inputs[chunk])
-            logit_R = tl.sum(sum_RK, axis=1) * scale
-            if HAS_CAP:
-                logit_R = cap * (2.0 * tl.sigmoid(2.0 * logit_R / cap) - 1.0)
-            at_R = row_R + (start + tile * ROWS)
-            if KEEPS_LOGITS:
-                tl.store(logits_BN + b * n.to(tl.int64) + at_R, logit_R, at_R < n)
-            logit_R = tl.where(at_R < n, logit_R, float("-inf"))
-            largest, place = tl.max(logit_R, axis=0, return_indices=True)
-            token = tl.where(largest > best, start + tile * ROWS + place, token)
-            best = tl.maximum(largest, best)
-        at = b * tl.num_programs(0) + group
-        tl.store(best_BG + at, best)
-        tl.store(token_BG + at, tl.minimum(token, n - 1))
+                sum_RK += _sums(weights_RK * inputs[b * CHUNKS + chunk])
+            sums = sums + (sum_RK,)  # noqa: RUF005
+        logit_RB = tl.sum(_stacked(sums, BATCH), axis=1) * scale_1B
+        at_R = row_R + (start + tile * ROWS)
+        if KEEPS_LOGITS:
+            at_RB = at_R[:, None] + (sequence_B * n)[None, :]
+            is_there_RB = (at_R < n)[:, None] & (sequence_B < BATCH)[None, :]
+            tl.store(logits_BN + at_RB, logit_RB, is_there_RB)
+        logit_RB = tl.where((at_R < n)[:, None], logit_RB, float("-inf"))
+        largest_B, place_B = tl.max(logit_RB, axis=0, return_indices=True)
+        token_B = tl.where(largest_B > best_B, start + tile * ROWS + place_B, token_B)
+        best_B = tl.maximum(largest_B, best_B)
+    at_B = sequence_B * tl.num_programs(0) + group
+    tl.store(best_BG + at_B, best_B, sequence_B < BATCH)
+    tl.store(token_BG + at_B, tl.minimum(token_B, n - 1), sequence_B < BATCH)
 
 
 @triton.jit
