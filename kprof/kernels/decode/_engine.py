@@ -164,7 +164,8 @@ class Engine:
     def __del__(self) -> None:
         """Wait for steps that still run, before their memory is freed."""
         with suppress(Exception):
-            self.stream.synchronize()
+            if self.stream is not None:
+                self.stream.synchronize()
 
     @contextmanager
     def on_stream(self) -> Iterator[None]:

@@ -5,13 +5,15 @@ It rounds where the model does. Tests compare each kernel with it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from kprof.kernels.decode._model import Decoder, Layer, Weight
 
-GATES = {
+GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),

@@ -34,6 +34,18 @@ VECTOR = tl.constexpr(8)
 
 
 @triton.jit
+def _none() -> tl.tensor:
+    """Return no parts: in registers, numbered at compile time."""
+    return ()
+
+
+@triton.jit
+def _with(parts, part) -> tl.tensor:
+    """Return parts with one more."""
+    return parts + (part,)  # noqa: RUF005
+
+
+@triton.jit
 def _weights(w, row_R, K: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr) -> tl.tensor:
     """Return a tile of weights; they are read once, so they leave the caches first."""
     column_K = CHUNK * BLOCK + tl.arange(0, BLOCK)
@@ -184,10 +196,10 @@ def linear_kernel(  # noqa: C901, PLR0915
     # Rows behind the end repeat the last one, and are not stored.
     row_R = tl.minimum(tl.arange(0, ROWS), n - 1 - first)
     is_row_R = tl.arange(0, ROWS) + first < n
-    tiles = ()
+    tiles = _none()
     for chunk in tl.static_range(CHUNKS):
         if chunk < AHEAD:
-            tiles = tiles + (_weights(base, row_R, K, BLOCK, chunk),)  # noqa: RUF005
+            tiles = _with(tiles, _weights(base, row_R, K, BLOCK, chunk))
     if FETCH > 0 and PDL:  # noqa: SIM102
         if first + (FETCH + 1) * ROWS <= n:
             _fetch(base + FETCH * ROWS * K, ROWS * K * w.dtype.element_ty.primitive_bitwidth // 8)
@@ -195,25 +207,25 @@ def linear_kernel(  # noqa: C901, PLR0915
         gdc_wait()
     if PDL and IS_FIRST:
         gdc_launch_dependents()
-    sums = ()
-    squares = ()
+    sums = _none()
+    squares = _none()
     for b in tl.static_range(BATCH):
         x = x_BK + b * K
-        inputs = ()
+        inputs = _none()
         for chunk in tl.static_range(CHUNKS):
-            inputs = inputs + (_inputs(x, K, BLOCK, chunk),)  # noqa: RUF005
+            inputs = _with(inputs, _inputs(x, K, BLOCK, chunk))
         sum_RK = tl.zeros([ROWS, BLOCK // VECTOR], tl.float32)
         square_1K = tl.zeros([1, BLOCK // VECTOR], tl.float32)
         for chunk in tl.static_range(CHUNKS):
             if b == 0 and chunk + AHEAD < CHUNKS:
-                tiles = tiles + (_weights(base, row_R, K, BLOCK, chunk + AHEAD),)  # noqa: RUF005
+                tiles = _with(tiles, _weights(base, row_R, K, BLOCK, chunk + AHEAD))
             x_1K = inputs[chunk]
             if HAS_NORM:
                 square_1K += _sums(x_1K * x_1K)
                 x_1K *= _gain(gain_K, K, BLOCK, chunk, ADD_ONE)
             sum_RK += _sums(tiles[chunk].to(tl.float32) * x_1K)
-        sums = sums + (sum_RK,)  # noqa: RUF005
-        squares = squares + (square_1K,)  # noqa: RUF005
+        sums = _with(sums, sum_RK)
+        squares = _with(squares, square_1K)
     if HAS_NORM and BATCH == 1:
         value_R, square_R = _totals(sums[0], squares[0])
         value_RB = (value_R * _inverse_rms(square_R, eps, K))[:, None]
@@ -276,12 +288,12 @@ def gated_kernel(  # noqa: C901, PLR0915
     start = first.to(tl.int64) * K
     row_R = tl.minimum(tl.arange(0, ROWS), n - 1 - first)
     is_row_R = tl.arange(0, ROWS) + first < n
-    gates = ()
-    ups = ()
+    gates = _none()
+    ups = _none()
     for chunk in tl.static_range(CHUNKS):
         if chunk < AHEAD:
-            gates = gates + (_weights(gate_NK + start, row_R, K, BLOCK, chunk),)  # noqa: RUF005
-            ups = ups + (_weights(up_NK + start, row_R, K, BLOCK, chunk),)  # noqa: RUF005
+            gates = _with(gates, _weights(gate_NK + start, row_R, K, BLOCK, chunk))
+            ups = _with(ups, _weights(up_NK + start, row_R, K, BLOCK, chunk))
     if FETCH > 0 and PDL:  # noqa: SIM102
         if first + (FETCH + 1) * ROWS <= n:
             later = start + FETCH * ROWS * K
@@ -290,33 +302,29 @@ def gated_kernel(  # noqa: C901, PLR0915
             _fetch(up_NK + later, num_bytes)
     if PDL:
         gdc_wait()
-    gate_sums = ()
-    up_sums = ()
-    squares = ()
+    gate_sums = _none()
+    up_sums = _none()
+    squares = _none()
     for b in tl.static_range(BATCH):
         x = x_BK + b * K
-        inputs = ()
+        inputs = _none()
         for chunk in tl.static_range(CHUNKS):
-            inputs = inputs + (_inputs(x, K, BLOCK, chunk),)  # noqa: RUF005
+            inputs = _with(inputs, _inputs(x, K, BLOCK, chunk))
         gate_RK = tl.zeros([ROWS, BLOCK // VECTOR], tl.float32)
         up_RK = tl.zeros([ROWS, BLOCK // VECTOR], tl.float32)
         square_1K = tl.zeros([1, BLOCK // VECTOR], tl.float32)
         for chunk in tl.static_range(CHUNKS):
             if b == 0 and chunk + AHEAD < CHUNKS:
-                gates = gates + (  # noqa: RUF005
-                    _weights(gate_NK + start, row_R, K, BLOCK, chunk + AHEAD),
-                )
-                ups = ups + (  # noqa: RUF005
-                    _weights(up_NK + start, row_R, K, BLOCK, chunk + AHEAD),
-                )
+                gates = _with(gates, _weights(gate_NK + start, row_R, K, BLOCK, chunk + AHEAD))
+                ups = _with(ups, _weights(up_NK + start, row_R, K, BLOCK, chunk + AHEAD))
             x_1K = inputs[chunk]
             square_1K += _sums(x_1K * x_1K)
             x_1K *= _gain(gain_K, K, BLOCK, chunk, ADD_ONE)
             gate_RK += _sums(gates[chunk].to(tl.float32) * x_1K)
             up_RK += _sums(ups[chunk].to(tl.float32) * x_1K)
-        gate_sums = gate_sums + (gate_RK,)  # noqa: RUF005
-        up_sums = up_sums + (up_RK,)  # noqa: RUF005
-        squares = squares + (square_1K,)  # noqa: RUF005
+        gate_sums = _with(gate_sums, gate_RK)
+        up_sums = _with(up_sums, up_RK)
+        squares = _with(squares, square_1K)
     if BATCH == 1:
         # Twice the squares: there is no exchange of three.
         product_RK2 = tl.join(gate_sums[0], up_sums[0])
@@ -381,22 +389,22 @@ def head_kernel(  # noqa: C901, PLR0915
     base = w_NK + start.to(tl.int64) * K
     row_R = tl.arange(0, ROWS)
     last = n - 1 - start
-    tiles = ()
+    tiles = _none()
     for step in tl.static_range(TILES * CHUNKS):
         if step < AHEAD:
-            tiles = tiles + (_numbered(base, row_R, last, K, BLOCK, step),)  # noqa: RUF005
+            tiles = _with(tiles, _numbered(base, row_R, last, K, BLOCK, step))
     if PDL:
         gdc_wait()
     # Of all sequences, each with its chunks.
-    inputs = ()
-    squares = ()
+    inputs = _none()
+    squares = _none()
     for b in tl.static_range(BATCH):
         square_1K = tl.zeros([1, BLOCK // VECTOR], tl.float32)
         for chunk in tl.static_range(CHUNKS):
             x_1K = _inputs(x_BK + b * K, K, BLOCK, chunk)
             square_1K += _sums(x_1K * x_1K)
-            inputs = inputs + (x_1K * _gain(gain_K, K, BLOCK, chunk, ADD_ONE),)  # noqa: RUF005
-        squares = squares + (square_1K,)  # noqa: RUF005
+            inputs = _with(inputs, x_1K * _gain(gain_K, K, BLOCK, chunk, ADD_ONE))
+        squares = _with(squares, square_1K)
     scale_1B = _inverse_rms(tl.sum(_stacked(squares, BATCH), axis=1), eps, K)
     best_B = tl.full([scale_1B.shape[1]], float("-inf"), tl.float32)
     token_B = tl.zeros([scale_1B.shape[1]], tl.int32) + start
@@ -404,16 +412,16 @@ def head_kernel(  # noqa: C901, PLR0915
     for tile in tl.static_range(TILES):
         for chunk in tl.static_range(CHUNKS):
             if tile * CHUNKS + chunk + AHEAD < TILES * CHUNKS:
-                tiles = tiles + (  # noqa: RUF005
-                    _numbered(base, row_R, last, K, BLOCK, tile * CHUNKS + chunk + AHEAD),
+                tiles = _with(
+                    tiles, _numbered(base, row_R, last, K, BLOCK, tile * CHUNKS + chunk + AHEAD)
                 )
-        sums = ()
+        sums = _none()
         for b in tl.static_range(BATCH):
             sum_RK = tl.zeros([ROWS, BLOCK // VECTOR], tl.float32)
             for chunk in tl.static_range(CHUNKS):
                 weights_RK = tiles[tile * CHUNKS + chunk].to(tl.float32)
                 sum_RK += _sums(weights_RK * inputs[b * CHUNKS + chunk])
-            sums = sums + (sum_RK,)  # noqa: RUF005
+            sums = _with(sums, sum_RK)
         logit_RB = tl.sum(_stacked(sums, BATCH), axis=1) * scale_1B
         at_R = row_R + (start + tile * ROWS)
         if KEEPS_LOGITS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from torch.nn import Module
@@ -38,7 +39,7 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
         yield Site(
             name or cls.__name__,
             module,
-            lambda owner, function=function: types.MethodType(function, owner),
+            partial(types.MethodType, function),
             dispatcher,
             attribute=ATTRIBUTE,
             switch=switch,
