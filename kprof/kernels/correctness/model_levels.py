@@ -280,6 +280,7 @@ def _partings(parted: Sequence[int | None]) -> str:
 
 
 RECOVERY = 0.99
+STRICT_RECOVERY = 0.999
 CONFIDENCE = 0.95
 SURE = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
 NUM_HALVINGS = 60

@@ -410,6 +410,15 @@ def is_passed_over(module: Module) -> bool:
     )
 
 
+def why_writing(forward: Callable[..., Any]) -> str | None:
+    """Return that a forward writes attributes, which a kernel would not; None: it does not."""
+    inner = innermost(forward)
+    if inner is None:
+        return None
+    names = {one.opname for one in dis.get_instructions(inner)}
+    return "its forward writes attributes" if names & {"STORE_ATTR", "DELETE_ATTR"} else None
+
+
 def _put_there(module: Module) -> Any:
     """Return the function that replaces the class's forward in an instance; None: none does."""
     own = module.__dict__.get("forward")

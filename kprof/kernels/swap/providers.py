@@ -87,7 +87,7 @@ class Providers:
         """
         name = self._forced.get(kernel.name)
         if name is None:
-            fastest = self.fastest(kernel, x, shape)
+            fastest = self._fastest(kernel, x, shape)
             name = fastest or kernel.unmeasured
             if name == FALLBACK:
                 return None, None, UNMEASURED if fastest is None else AS_FAST
@@ -131,8 +131,7 @@ class Providers:
                 self._loaded[kernel.name, name] = str(error)
         return self._loaded[kernel.name, name]
 
-    def fastest(self, kernel: Kernel, x: Tensor, shape: tuple[int, ...]) -> str | None:
-        """Return the provider measured to be the fastest for this call; None if unmeasured."""
+    def _fastest(self, kernel: Kernel, x: Tensor, shape: tuple[int, ...]) -> str | None:
         choice = self._choice(kernel, x, shape)
         return None if choice is None or _compiles_anew(choice, shape) else choice.provider
 

@@ -1,6 +1,7 @@
 """The recorder under scripts that make it hard: they die, profile and thread themselves."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -9,11 +10,8 @@ from tests.recorded import MODEL, record
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
-from kprof.collect.recorder.kprof_recorder.capture import (  # noqa: E402
-    Capture,
-    detaching,
-    is_complete,
-)
+from kprof.collect.recorder.kprof_recorder import capture  # noqa: E402
+from kprof.collect.recorder.kprof_recorder.capture import Capture  # noqa: E402
 from kprof.collect.recorder.kprof_recorder.named_ranges import TorchRange  # noqa: E402
 from kprof.collect.recorder.kprof_recorder.quiet import Quiet  # noqa: E402
 from kprof.collect.recorder.kprof_recorder.ranks import rank, world_size  # noqa: E402
@@ -168,19 +166,48 @@ def test_a_range_is_not_ended_in_another_trace_than_it_began_in(tmp_path):
     assert ended_after(lambda: None, second) == 0
 
 
-def test_a_trace_without_its_end_is_noticed(tmp_path):
+class Profile:
+    """A profile that notes whether CUPTI is left where it stops, and writes `text`."""
+
+    text, left = "", None
+
+    def __init__(self, **options):
+        pass
+
+    def prepare_trace(self):
+        pass
+
+    start_trace = prepare_trace
+
+    def stop_trace(self):
+        Profile.left = os.environ.get("TEARDOWN_CUPTI")
+
+    def export_chrome_trace(self, path):
+        Path(path).write_text(self.text)
+
+
+def test_a_trace_without_its_end_is_not_kept(monkeypatch, tmp_path):
+    monkeypatch.setattr(capture, "profile", Profile)
     trace = tmp_path / "window-0.json"
-    trace.write_text('{"traceEvents": [\n{"ph": "X"}\n]}\n')
-    assert is_complete(trace)
-    trace.write_text('{"traceEvents": [\n{"ph": "X", "name": "aten::')
-    assert not is_complete(trace)
+    monkeypatch.setattr(Profile, "text", '{"traceEvents": [\n{"ph": "X", "name": "aten::')
+    with pytest.raises(OSError, match="disk full"):
+        Capture(Settings(tmp_path)).export(trace)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(Profile, "text", '{"traceEvents": [\n{"ph": "X"}\n]}\n')
+    Capture(Settings(tmp_path)).export(trace)
+    assert list(tmp_path.iterdir()) == [trace]
 
 
 def detached(monkeypatch, cuda):
+    """Return how CUPTI is left where the last recording stops, and afterwards."""
+    monkeypatch.setattr(capture, "profile", Profile)
+    monkeypatch.setattr(capture, "used_devices", lambda: [0])
+    monkeypatch.setattr(capture, "synchronize", lambda: None)
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    with detaching():
-        inside = os.environ.get("TEARDOWN_CUPTI")
-    return inside, os.environ.get("TEARDOWN_CUPTI")
+    last = Capture(Settings(Path("raw")))
+    last.start()
+    last.stop(is_last=True)
+    return Profile.left, os.environ.get("TEARDOWN_CUPTI")
 
 
 def test_the_last_recording_lets_go_of_cupti_and_leaves_no_trace_of_that(monkeypatch):

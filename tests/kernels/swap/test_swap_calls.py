@@ -67,7 +67,7 @@ def test_without_a_gpu_the_kernel_runs_in_tritons_interpreter():
 
 
 def test_who_was_measured_to_be_the_fastest_runs(monkeypatch):
-    monkeypatch.setattr(Providers, "fastest", lambda self, *_: "aten")
+    monkeypatch.setattr(Providers, "_fastest", lambda self, *_: "aten")
     model = nn.Sequential(Norm(16))
     with swapped(model, "rmsnorm") as swap:
         model(torch.ones(2, 16))
@@ -75,7 +75,7 @@ def test_who_was_measured_to_be_the_fastest_runs(monkeypatch):
 
 
 def test_where_no_provider_is_faster_the_original_runs_and_the_report_says_so(monkeypatch):
-    monkeypatch.setattr(Providers, "fastest", lambda self, *_: "eager")
+    monkeypatch.setattr(Providers, "_fastest", lambda self, *_: "eager")
     model = nn.Sequential(Norm(16))
     with swapped(model, "rmsnorm") as swap:
         model(torch.ones(2, 16))
@@ -90,10 +90,10 @@ def test_calls_with_and_without_gradients_each_go_to_their_fastest_provider(monk
         keep(choose(RMSNORM, [timed], "GPU", "2026-01-01"))
     on_gpu = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.float32)
     providers = Providers({"rmsnorm": RMSNORM}, {})
-    assert providers.fastest(RMSNORM, on_gpu, (8, 8)) == "aten"
+    assert providers._fastest(RMSNORM, on_gpu, (8, 8)) == "aten"
     with torch.no_grad():
-        assert providers.fastest(RMSNORM, on_gpu, (8, 8)) == "eager"
-        assert providers.fastest(RMSNORM, on_gpu, (8, 9)) is None
+        assert providers._fastest(RMSNORM, on_gpu, (8, 8)) == "eager"
+        assert providers._fastest(RMSNORM, on_gpu, (8, 9)) is None
 
 
 def test_inductor_runs_where_it_was_measured_and_compiles_for_no_other_rows(monkeypatch, tmp_path):

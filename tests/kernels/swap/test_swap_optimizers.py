@@ -116,7 +116,7 @@ def test_providers_that_take_no_optimizer_leave_it_alone(names):
 @pytest.mark.parametrize("fastest", ["inductor", "aten"])
 def test_who_is_faster_and_takes_no_optimizer_does_not_give_it_to_torch(monkeypatch, fastest):
     _, optimizer = made()
-    monkeypatch.setattr(Providers, "fastest", lambda self, *_: fastest)
+    monkeypatch.setattr(Providers, "_fastest", lambda self, *_: fastest)
     with swapped(optimizer, "adamw") as swap:
         optimizer.step()
     assert [(one.provider, one.why) for one in swap.sites[0].calls] == [("kprof", None)]

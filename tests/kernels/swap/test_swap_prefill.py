@@ -60,7 +60,7 @@ def test_unmeasured_calls_go_to_torch():
 )
 def test_the_measured_provider_is_chosen_or_none(monkeypatch, fastest, why):
     providers = Providers({FORWARD.name: FORWARD}, {})
-    monkeypatch.setattr(providers, "fastest", lambda *about: fastest)
+    monkeypatch.setattr(providers, "_fastest", lambda *about: fastest)
     monkeypatch.setattr("kprof.kernels.swap.providers.IS_INTERPRETED", False)
     function, provider, found = providers.choose(FORWARD, call_of()[0], (1,), is_default=True)
     assert (function, provider) == (None, None)
@@ -172,7 +172,7 @@ def test_causal_calls_and_others_are_chosen_for_apart(monkeypatch):
     def fastest(self, kernel, x, shape):
         return "kprof" if shape == (1, 4, 2, 20, 20, 1, 64) else None
 
-    monkeypatch.setattr(Providers, "fastest", fastest)
+    monkeypatch.setattr(Providers, "_fastest", fastest)
     module, call = Attention(), call_of()
     with torch.no_grad(), swapped(module, "attention_forward") as swap:
         for is_causal in (True, False):

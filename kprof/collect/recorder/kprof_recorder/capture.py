@@ -152,7 +152,7 @@ def _without_inductor() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def detaching() -> Iterator[None]:
+def _detaching() -> Iterator[None]:
     """Let Kineto leave CUPTI where it stops: else every later launch would stay slower.
 
     Not where the workload has decided that itself, and not before CUDA 12.6, where attaching once
@@ -239,7 +239,7 @@ class Capture:
             # Kineto lets go at the next call into CUDA, and where none comes, it waits for ever:
             # the process would hang in its exit.
             lets_go = is_last and bool(used_devices())
-            with Ours(), detaching() if lets_go else contextlib.nullcontext():
+            with Ours(), _detaching() if lets_go else contextlib.nullcontext():
                 if self.is_of_all_threads:
                     let_others_leave()
                 self._profile.stop_trace()
@@ -276,7 +276,7 @@ class Capture:
             unfinished.touch()
             with Ours():
                 self._profile.export_chrome_trace(str(unfinished))
-            if not is_complete(unfinished):
+            if not _is_complete(unfinished):
                 raise OSError("torch wrote only a part of it: is the disk full?")
         except PROFILER_ERRORS:
             # Kineto's own unfinished file as well: the room is needed to say what happened.
@@ -346,7 +346,7 @@ def _can_open_files() -> bool:
     return True
 
 
-def is_complete(trace: Path) -> bool:
+def _is_complete(trace: Path) -> bool:
     """Whether a trace has its end: torch does not say when the disk is full."""
     with trace.open("rb") as file:
         file.seek(0, os.SEEK_END)
