@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from kprof.ab.predict import predictions
 from kprof.ab.variants import BUDGET_S, AbOptions, Tell
 from kprof.analyze.verdict.ranks import Floats, interval, walsh_averages
 from kprof.collect.trials import Schedule, Trial, TrialError, Variant, Window, run_trial
@@ -38,6 +39,7 @@ from kprof.errors import KprofError, counted
 from kprof.kernels.swap.kept import (
     facts_of,
     facts_of_machine,
+    has_gpu,
     keep_choice,
     keep_gate,
     load_choice,
@@ -114,11 +116,13 @@ def choose(a: Variant, options: AbOptions, folder: Path, raw: Path, tell: Tell) 
     budget_s = options.budget_s or BUDGET_S
     tell(f"trying kernels one by one, for about {budget_s:.0f} s")
     tried: dict[str, Tried] = {}
+    place = raw / "recorded"
+    found, why = predictions(a, options, place, tell) if has_gpu() else ((), NO_GPU)
     try:
         _try_until_none_ends_it(a, options, raw, tell, tried)
         _gate(tried, raw, budget_s * GATE_SHARE, tell)
     finally:
-        choice = _choice_of(tried)
+        choice = replace(_choice_of(tried), findings=found, why_no_findings=why)
         if tried:
             write_choice(choice, folder / CHOICE)
     _tell_choice(choice, tell)
@@ -181,6 +185,7 @@ def _judge(place: Path, end_s: float, one: Tried) -> str:
     return outcome
 
 
+NO_GPU = "the rules are about a GPU's time"
 GATE = "kprof.kernels.swap.gated"
 # Processes that share the GPU; of the budget, for all of them, beside that for the windows.
 GATES_AT_ONCE, GATE_SHARE = 4, 1.0

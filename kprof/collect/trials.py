@@ -127,18 +127,23 @@ class Workload:
 
 
 __all__ = [
+    "LOG",
+    "MARK",
     "Schedule",
     "Trial",
     "TrialError",
     "TrialInterrupted",
     "Variant",
     "Window",
+    "Workload",
+    "ending",
     "run_trial",
 ]
 
 LOG = "output.log"
 NUM_LAST_LINES = 15
-RAW = "KPROF_RAW"
+# The variable by which the processes of a workload are known.
+MARK = "KPROF_RAW"
 
 
 @dataclass(frozen=True)
@@ -228,7 +233,7 @@ class Course:
     ) -> None:
         """Run the workload for as long as it is needed."""
         workload = self._start(environment)
-        with _ending(workload):
+        with ending(workload):
             code, num_windows = None, 0
             while code is None and not self._has_enough:
                 code = workload.wait(LOOK_S)
@@ -293,7 +298,7 @@ class Course:
     def _start(self, environment: Mapping[str, str]) -> Workload:
         command = self._variant.command
         try:
-            return Workload(command, environment, self._log, RAW)
+            return Workload(command, environment, self._log, MARK)
         except OSError as error:
             raise LaunchError(
                 f"{command[0]}: cannot be started ({error.strerror})",
@@ -412,7 +417,7 @@ def _send(processes: set[Process], number: int) -> None:
 
 
 @contextlib.contextmanager
-def _ending(workload: Workload) -> Iterator[None]:
+def ending(workload: Workload) -> Iterator[None]:
     """End the workload behind this block, whatever ends the block."""
     number = signal.SIGTERM
     try:

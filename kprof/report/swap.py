@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from kprof.kernels.swap.swap_report import Choice, SiteReport, SwapReport, Tried
 from kprof.report.section import Column, Facts, Section, Table, Text
+from kprof.report.units import MISSING, UNKNOWN
 
 ORDER = 5
 MOST_NAMES = 3
@@ -120,12 +121,24 @@ def section_of_choice(choice: Choice, measured: float | None) -> Section:
         choice: What was tried.
         measured: Step time of B over that of A in the comparison; None: unknown.
     """
+    by_findings = choice.predicted_by_findings()
     items = [
-        ("chosen", ", ".join(choice.names), "of each kernel the fastest, if it is faster for sure"),
-        ("predicted", _change(choice.predicted), "step time, if single gains multiply"),
-        ("measured", "missing" if measured is None else _change(measured), "in new samples"),
+        (
+            "chosen",
+            ", ".join(choice.names) or "none",
+            "of each kernel the fastest that is faster for sure and passes the gate",
+        ),
+        (
+            "by the findings",
+            MISSING if by_findings is None else _interval(*by_findings),
+            choice.why_no_findings or "step time, if single savings add up",
+        ),
+        ("by the choice", _change(choice.predicted), "step time, if single gains multiply"),
+        ("measured", MISSING if measured is None else _change(measured), "in new samples"),
     ]
     parts: list[Facts | Table] = [Facts(tuple(items))]
+    if choice.findings:
+        parts.append(_table_of_findings(choice))
     timed = tuple(_row_of(one, choice) for one in choice.tried if one.ratio is not None)
     if timed:
         columns = (
@@ -148,6 +161,38 @@ def section_of_choice(choice: Choice, measured: float | None) -> Section:
     return Section("Choice of kernels", ORDER, tuple(parts))
 
 
+def _table_of_findings(choice: Choice) -> Table:
+    """Return what findings predicted for each kernel, and what it did alone."""
+    rows = []
+    for one in choice.findings:
+        known = one.low is not None and one.high is not None
+        predicted = _interval(one.low or 0.0, one.high or 0.0) if known else UNKNOWN
+        tried = choice.best_of(one.kernel)
+        if tried is None or tried.ratio is None:
+            of_kernel = (t for t in choice.tried if t.name.partition("=")[0] == one.kernel)
+            why = next((t.why for t in of_kernel if t.why), "too few windows")
+            rows.append((one.kernel, predicted, MISSING, MISSING, why))
+            continue
+        ends = _interval(tried.low or tried.ratio, tried.high or tried.ratio)
+        verdict = {True: "as predicted", False: "outside of the prediction", None: ""}
+        rows.append(
+            (one.kernel, predicted, _change(tried.ratio), ends, verdict[one.holds(tried.ratio)])
+        )
+    columns = (
+        Column("finding"),
+        Column("predicted", "right"),
+        Column("alone", "right"),
+        Column("90 % interval", "right"),
+        Column("outcome", "prose"),
+    )
+    caption = "Step time with each kernel that a finding recommends: predicted, and measured alone."
+    return Table(columns, tuple(rows), caption=caption, terminal_rows=30)
+
+
+def _interval(low: float, high: float) -> str:
+    return f"{_change(low)} to {_change(high)}"
+
+
 def _row_of(one: Tried, choice: Choice) -> tuple[str, ...]:
     assert one.ratio is not None
     assert one.low is not None
@@ -160,8 +205,14 @@ def _row_of(one: Tried, choice: Choice) -> tuple[str, ...]:
     elif one.is_faster:
         outcome = "another provider is faster"
     kernel, _, provider = one.name.partition("=")
-    interval = f"{_change(one.low)} to {_change(one.high)}"
-    return (kernel, provider, _change(one.ratio), interval, str(one.num_windows), outcome)
+    return (
+        kernel,
+        provider,
+        _change(one.ratio),
+        _interval(one.low, one.high),
+        str(one.num_windows),
+        outcome,
+    )
 
 
 def _change(ratio: float) -> str:

@@ -173,6 +173,11 @@ def _versions() -> dict[str, str]:
     return found
 
 
+def has_gpu() -> bool:
+    """Return whether this machine has a GPU of NVIDIA."""
+    return any(_gpus())
+
+
 def _gpus() -> Iterator[str]:
     """Yield the names of this machine's GPUs, and the version of their driver."""
     # NVML: torch takes seconds to import, and is not yet there where a choice is looked up.

@@ -164,10 +164,30 @@ class Tried:
 
 
 @dataclass(frozen=True)
+class Predicted:
+    """Step time with a kernel over step time without, as a finding predicts it."""
+
+    kernel: str
+    low: float | None
+    high: float | None
+    """None: the finding does not know its saving."""
+
+    def holds(self, ratio: float) -> bool | None:
+        """Return whether a ratio lies between both, as far as they are known."""
+        if self.low is None or self.high is None:
+            return None
+        return self.low <= ratio <= self.high
+
+
+@dataclass(frozen=True)
 class Choice:
     """What `--swap auto` tried, the fastest first."""
 
     tried: tuple[Tried, ...]
+    findings: tuple[Predicted, ...] = ()
+    """What findings predicted before any was tried, the best first."""
+    why_no_findings: str = ""
+    """Why there are no findings; empty: a window was recorded for them."""
     made: str = ""
     """The date of a choice that was kept, and is used again; empty: it was made now."""
 
@@ -189,6 +209,21 @@ class Choice:
     def predicted(self) -> float:
         """Step time with all that was chosen over step time without, if gains multiply."""
         return prod(one.ratio or 1.0 for one in self.tried if one.name in self.names)
+
+    def predicted_by_findings(self) -> tuple[float, float] | None:
+        """Return the same by the findings, whose savings are added; None: not of all chosen."""
+        kernels = {name.partition("=")[0] for name in self.names}
+        found = {one.kernel: one for one in self.findings if one.kernel in kernels}
+        ends = [(one.low, one.high) for one in found.values()]
+        known = [(low, high) for low, high in ends if low is not None and high is not None]
+        if len(known) < len(kernels) or not kernels:
+            return None
+        return 1 - sum(1 - low for low, _ in known), 1 - sum(1 - high for _, high in known)
+
+    def best_of(self, kernel: str) -> Tried | None:
+        """Return the fastest provider of a kernel that was timed; None: none was."""
+        timed = (one for one in self.tried if one.name.partition("=")[0] == kernel)
+        return next((one for one in timed if one.ratio is not None), None)
 
 
 def write_choice(choice: Choice, path: Path) -> None:

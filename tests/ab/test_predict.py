@@ -1,0 +1,88 @@
+"""What findings predict for kernels, before `--swap auto` tries any."""
+
+import sys
+
+import pytest
+
+from kprof.ab.predict import predicted_by, predictions
+from kprof.ab.variants import AbOptions
+from kprof.collect.trials import Variant
+from kprof.findings import Diagnosis, Finding, Saving
+from kprof.kernels.swap.swap_report import Choice, Predicted, Tried
+from kprof.report.section import Facts
+from kprof.report.swap import section_of_choice
+
+ENDLESS = """
+import itertools, torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in itertools.count():
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+"""
+
+
+def finding(swap, low_ns, high_ns):
+    saving = None if high_ns is None else Saving(1_000, low_ns, high_ns, "")
+    return Finding("rule", "claim", "high", "low", swap=swap, saving=saving)
+
+
+def test_a_saving_becomes_the_step_time_with_the_kernel():
+    found = [finding("rope", 10, 40), finding(None, 5, 500), finding("adamw", None, None)]
+    found.append(finding("rmsnorm", 100, 300))
+    assert predicted_by(Diagnosis(tuple(found))) == [
+        Predicted("rmsnorm", 0.7, 0.9),
+        Predicted("rope", 0.96, 0.99),
+        Predicted("adamw", None, None),
+    ]
+
+
+def tried(name, ratio, why=""):
+    return Tried(
+        name, ratio=ratio, low=ratio and ratio - 0.01, high=ratio and ratio + 0.01, why=why
+    )
+
+
+CHOICE = Choice(
+    (tried("rmsnorm=kprof", 0.8), tried("rope=kprof", 0.9), tried("adamw=kprof", None, "no call")),
+    (Predicted("rmsnorm", 0.7, 0.85), Predicted("rope", 0.96, 0.99), Predicted("adamw", 0.9, 1.0)),
+)
+
+
+def test_what_was_predicted_and_what_came_out_stand_side_by_side():
+    facts, found, *_ = section_of_choice(CHOICE, 0.75).parts
+    assert isinstance(facts, Facts)
+    # Savings of 0.3 and 0.04 at the most, 0.15 and 0.01 at the least.
+    assert CHOICE.predicted_by_findings() == pytest.approx((0.66, 0.84))
+    assert [row[:3] for row in found.rows] == [
+        ("rmsnorm", "-30.0 % to -15.0 %", "-20.0 %"),
+        ("rope", "-4.0 % to -1.0 %", "-10.0 %"),
+        ("adamw", "-10.0 % to +0.0 %", found.rows[2][2]),
+    ]
+    assert found.rows[2][-1] == "no call"
+    assert [one.holds(0.8) for one in CHOICE.findings] == [True, False, False]
+    assert Predicted("rope", None, None).holds(0.8) is None
+
+
+def test_of_a_chosen_kernel_without_a_finding_nothing_is_predicted():
+    assert Choice(CHOICE.tried, CHOICE.findings[:1]).predicted_by_findings() is None
+
+
+@pytest.mark.slow
+def test_the_workload_is_ended_behind_its_window(tmp_path, monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    (tmp_path / "train.py").write_text(ENDLESS)
+    # Without a GPU, no rule recommends a kernel.
+    assert predicted(tmp_path, "train.py") == ((), "")
+
+
+def test_a_workload_that_records_nothing_has_no_predictions(tmp_path):
+    (tmp_path / "train.py").write_text("")
+    found, why = predicted(tmp_path, "train.py")
+    assert (found, bool(why)) == ((), True)
+
+
+def predicted(folder, script):
+    a = Variant("A", (sys.executable, str(folder / script)))
+    return predictions(a, AbOptions(a.command), folder / "recorded", lambda message: None)
