@@ -17,14 +17,12 @@ from pathlib import Path
 
 from kprof.findings import NOT_CALLED, DryRun, DryRunRow
 from kprof.kernels.swap.providers import WITH_SITES, DryProviders
-from kprof.kernels.swap.sites.function_calls import FUNCTIONS
+from kprof.kernels.swap.sites.function_calls import OF_PROCESS
 from kprof.kernels.swap.swap_report import SiteReport
 from kprof.kernels.swap.swapping import Swap
 
 # They change the forward of a layer, which other kernels use. No finding names them.
 NOT_ASKED = {"add_rmsnorm", "add_layernorm"}
-# Sites of a whole process, which are there without a call.
-OF_PROCESS = {function.__name__ for function in FUNCTIONS}
 
 
 class Watch:
@@ -58,7 +56,7 @@ def rows_of(sites: tuple[SiteReport, ...]) -> Iterator[DryRunRow]:
     for site in sites:
         if site.skipped is not None:
             num_sites[site.kernel, None, site.skipped] += 1
-        elif not site.calls and site.name not in OF_PROCESS:
+        elif not site.calls and site.name != OF_PROCESS:
             num_sites[site.kernel, None, NOT_CALLED] += 1
         for calls in site.calls:
             outcome = (site.kernel, calls.provider, calls.why or "")

@@ -155,6 +155,13 @@ def test_a_kernel_is_neither_launched_nor_compiled(tmp_path, monkeypatch):
     assert ("rmsnorm", "kprof", 4) in {(r["kernel"], r["provider"], r["num_calls"]) for r in rows}
 
 
+def test_a_function_of_torch_that_nobody_calls_is_no_call_site(tmp_path):
+    _, rows = watched(tmp_path, "alone", made("alone"))
+    kernels = {row["kernel"] for row in rows}
+    assert "rmsnorm" in kernels
+    assert not kernels & {"cross_entropy", "attention_forward"}
+
+
 def test_an_error_while_sites_are_entered_leaves_everything_as_it_was(monkeypatch):
     from kprof.kernels.swap.site import Site
 

@@ -344,6 +344,8 @@ def _is_causal(module: Any, options: dict[str, Any]) -> bool:
 
 # Functions that a swap of the whole process replaces.
 FUNCTIONS = (TORCHS.cross_entropy, TORCHS.attention)
+# The name of their sites, which are there without a call.
+OF_PROCESS = "torch.nn.functional"
 NO_ATTENTION = "its forward calls neither torch's attention nor one of Hugging Face's registry"
 
 
@@ -603,7 +605,7 @@ def _process_site(
 
     setattr(call, MARK, switch)
     return Site(
-        "torch.nn.functional",
+        OF_PROCESS,
         functional,
         lambda owner: call,
         {one.translation.titled(name): one.dispatcher for one in routes},
