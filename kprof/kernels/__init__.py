@@ -35,6 +35,7 @@ HOMES = {
     "decode_attention": "decode_attention.decode_attention",
     "fp8_linear": "fp8.fp8_linear",
     "geglu": "gated",
+    "group_norm_silu": "group_norm",
     "layernorm": "norm",
     "linear_cross_entropy": "cross_entropy.linear_cross_entropy",
     "moe_experts": "moe_experts",

@@ -21,6 +21,7 @@ FAMILIES = {
     "decoders": ("decode",),
     "experts": ("moe_experts",),
     "mlps": ("swiglu", "geglu"),
+    "group_norms": ("group_norm_silu",),
     "heads": ("linear_cross_entropy",),
     "linears": ("fp8_linear",),
     "losses": ("cross_entropy",),
