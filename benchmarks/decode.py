@@ -1,6 +1,6 @@
 """Whole-model decoding beside `generate` of Hugging Face, on one GPU, in one run.
 
-python benchmarks/decode.py [MODEL ...] [--check | --tune | --fidelity] [--runs 500]
+python benchmarks/decode.py [MODEL ...] [--check | --tune | --fidelity] [--compiled]
 
 Models have real configurations and random weights. Time per token is that of CUDA graphs behind a
 prompt of 128 tokens; time to 64 tokens is that of `generate`, from the call until the host has the
@@ -310,7 +310,7 @@ def fidelity(name):
             for place in range(LENGTH):
                 engine.copy.copy_(forced := _reference.embedded(tokens[:, place], decoder))
                 engine.residual.copy_(forced)
-                engine.step(Sampling(is_sampled=True))
+                engine.run(1, Sampling(is_sampled=True))
                 found.append(
                     divergences(truth[place], (engine.logits[0], own[place]), tokens[0, place + 1])
                 )
@@ -388,13 +388,6 @@ def tune(name):
     best = engine.tilings
     for kind in ("gated", "down", "head", "qkv", "o"):
         whole_us, best = tune_one(decoder, kind, tokens, whole_us, best)
-    for kind in ("gated", "down", "qkv", "o"):
-        for fetch in (66, 132, 264, 396, 528, 1_056):
-            tilings = best._replace(**{kind: replace(getattr(best, kind), fetch=fetch)})
-            us = us_per_token(Engine(decoder, 1, 512, tilings), tokens)
-            print(f"  {kind:6} {us:8.1f} us a token, prefetch {fetch} CTAs ahead", flush=True)
-            if us < whole_us:
-                whole_us, best = us, tilings
     print(f"best: {whole_us:.1f} us, {num_bytes / whole_us * 1e6 / rate:.3f} of read: {best}")
 
 
@@ -468,6 +461,8 @@ def ablations(decoder, tokens):
     engine = Engine(decoder, 1, 512)
     engine.pdl = False
     print(f"  without dependent launch {us_per_token(engine, tokens):8.1f} us")
+    for one in distances(decoder, tokens):
+        print(f"  prefetch {one['share_of_l2']} of L2 ahead {one['value']:8.1f} us", flush=True)
     least = _engine.LEAST_KEYS
     for _engine.LEAST_KEYS in (64, 128, 512):
         us = us_per_token(Engine(decoder, 1, 512), tokens)
@@ -484,61 +479,77 @@ def ablations(decoder, tokens):
 # Measurements
 
 
+def distances(decoder, tokens):
+    """Yield a row for each distance of the prefetch."""
+    size = torch.cuda.get_device_properties(0).L2_cache_size
+    for share in (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4):
+        us = us_per_token(Engine(decoder, 1, 512, distance=int(share * size)), tokens)
+        yield row(f"prefetch-{share}-us-per-token", us, "us", "lower", share_of_l2=share)
+
+
 def measure(name, runs):
-    """Yield the rows of a model."""
+    """Yield the rows of a model, the most wanted first."""
     model = model_of(name)
     decoder = decoder_of(model)
     tokens = prompts(model)
     rate = read_rate()
     token_reach, first_reach = REACHES.get(name, (None, None))
-    for context in (PROMPT, 2_048, 8_192):
-        engine = Engine(decoder, 1, context + 512)
-        us = us_per_token(engine, prompts(model, 1, context))
-        num_bytes = decoder.bytes_per_token(context + 64)
-        reach = token_reach if context == PROMPT else None
-        share = num_bytes / us * 1e6 / rate
-        yield row(f"{name}-{context}-us-per-token", us, "us", "lower", reach=reach)
-        yield row(f"{name}-{context}-share-of-read", share, "of read", "higher", gb_s=rate / 1e9)
-        del engine
+    us = us_per_token(Engine(decoder, 1, 512), tokens)
+    share = decoder.bytes_per_token(PROMPT + 64) / us * 1e6 / rate
+    yield row(f"{name}-us-per-token", us, "us", "lower", reach=token_reach)
+    yield row(f"{name}-share-of-read", share, "of read", "higher", gb_s=rate / 1e9)
+    yield from measure_first(name, model, tokens, runs, first_reach)
+    for one in distances(decoder, tokens):
+        yield one | {"name": f"{name}-{one['name']}"}
+    for context in (2_048, 8_192):
+        us = us_per_token(Engine(decoder, 1, context + 512), prompts(model, 1, context))
+        share = decoder.bytes_per_token(context + 64) / us * 1e6 / rate
+        yield row(f"{name}-{context}-us-per-token", us, "us", "lower", share=share)
     for batch in (2, 4, 8):
         us = us_per_token(Engine(decoder, batch, 512), prompts(model, batch))
         yield row(f"{name}-batch{batch}-us-per-step", us, "us", "lower")
-    engine = Engine(decoder, 1, 512)
     sampling = Sampling(is_sampled=True, temperature=0.8, top_k=50, top_p=0.95)
-    us = us_per_token(engine, tokens, sampling)
+    us = us_per_token(Engine(decoder, 1, 512), tokens, sampling)
     yield row(f"{name}-sampled-us-per-token", us, "us", "lower")
-    del engine
-    yield from measure_first(name, model, tokens, runs, first_reach)
 
 
-def measure_first(name, model, tokens, runs, reach):
-    """Yield the rows of the time to 64 tokens, ours and those of `generate`."""
-    asked = {
+def asked_for(tokens):
+    """Return the arguments of `generate`."""
+    return {
         "attention_mask": torch.ones_like(tokens),
         "max_new_tokens": TOKENS,
         "do_sample": False,
         "pad_token_id": 0,
     }
-    eager = times_ms(lambda: model.generate(tokens, **asked), 4)
+
+
+def measure_first(name, model, tokens, runs, reach):
+    """Yield the rows of the time to 64 tokens, beside `generate` as it is."""
+    asked = asked_for(tokens)
     notes = []
     decoding = Decoding(decoder_of(model))
     ours = functools.partial(generate, model, model.generate, decoding, notes.append)
     found = times_ms(lambda: ours(tokens, **asked), runs)
-    joules = joules_of(lambda: ours(tokens, **asked))
     middle, worst = percentile(found, 50), percentile(found, 99)
-    compiled = None
-    try:
-        static = {**asked, "cache_implementation": "static"}
-        compiled = percentile(times_ms(lambda: model.generate(tokens, **static), 12), 50)
-    except Exception as error:  # noqa: BLE001
-        print(f"compiled generate: {type(error).__name__} {str(error)[:200]}")
     noted = {"notes": sorted(set(notes)), "runs": len(found)}
-    peer = {"peer": "generate, static cache, compiled", "peer_value": compiled}
-    yield row(f"{name}-ms-to-64-tokens-p50", middle, "ms", "lower", reach=reach, **peer, **noted)
+    yield row(f"{name}-ms-to-64-tokens-p50", middle, "ms", "lower", reach=reach, **noted)
     yield row(f"{name}-ms-to-64-tokens-p99", worst, "ms", "lower", runs=len(found))
-    peer = {"peer": "generate", "peer_value": percentile(eager, 50)}
-    yield row(f"{name}-ms-to-64-tokens-against-eager", middle, "ms", "lower", **peer)
+    joules = joules_of(lambda: ours(tokens, **asked))
     yield row(f"{name}-joules-per-token", joules, "J", "lower")
+    eager = percentile(times_ms(lambda: model.generate(tokens, **asked), 3), 50)
+    peer = {"peer": "generate", "peer_value": eager}
+    yield row(f"{name}-ms-to-64-tokens-against-eager", middle, "ms", "lower", **peer)
+
+
+def compiled_peer(name, rows):
+    """Return the row of `generate` with a static cache, which transformers compiles."""
+    model = model_of(name)
+    tokens = prompts(model)
+    asked = {**asked_for(tokens), "cache_implementation": "static"}
+    ours = next(one["value"] for one in rows if one["name"] == f"{name}-ms-to-64-tokens-p50")
+    peer_ms = percentile(times_ms(lambda: model.generate(tokens, **asked), 10), 50)
+    peer = {"peer": "generate, static cache, compiled", "peer_value": peer_ms}
+    return row(f"{name}-ms-to-64-tokens-against-compiled", ours, "ms", "lower", **peer)
 
 
 def times_ms(work, count):
@@ -586,6 +597,7 @@ def main():
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--fidelity", action="store_true")
+    parser.add_argument("--compiled", action="store_true", help="with a compiled peer, at the end")
     parser.add_argument("--runs", type=int, default=500, help="calls of generate")
     parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
     args = parser.parse_args()
@@ -595,17 +607,24 @@ def main():
         tune(name)
     if args.check or args.tune:
         return
+    what = "decode_fidelity" if args.fidelity else "decode"
     month = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m")
+    path = RESULTS / f"{what}_h200_{month}.json"
     rows = []
-    for name in args.models:
-        for one in fidelity(name) if args.fidelity else measure(name, args.runs):
+
+    def keep(found):
+        for one in found:
             rows.append(one)
             told = {key: one[key] for key in ("ratio", "reach", "met") if one[key] is not None}
             print(f"{one['name']:48} {one['value']} {one['unit']} {told}", flush=True)
+        # After each part: the time on a GPU may end.
+        write_evidence(path, what, rows, SOURCES, commit=args.commit)
         torch.cuda.empty_cache()
-    what = "decode_fidelity" if args.fidelity else "decode"
-    path = RESULTS / f"{what}_h200_{month}.json"
-    write_evidence(path, what, rows, SOURCES, commit=args.commit)
+
+    for name in args.models:
+        keep(fidelity(name) if args.fidelity else measure(name, args.runs))
+    for name in args.models if args.compiled else ():
+        keep([compiled_peer(name, rows)])
 
 
 if __name__ == "__main__":

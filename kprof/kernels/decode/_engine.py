@@ -13,6 +13,14 @@ from torch import Tensor
 
 from kprof.kernels.decode import _reference, _step
 from kprof.kernels.decode._model import Decoder, Layer, Weight
+from kprof.kernels.decode._prefetch import (
+    ALIGNMENT,
+    PIECES,
+    SHARE_OF_L2,
+    paired,
+    plan_of,
+    tiles_of,
+)
 from kprof.kernels.runtime import next_power_of_two, num_sms
 
 # log2(e): powers are of 2 in the kernels.
@@ -43,8 +51,6 @@ class Tiling:
     ahead: int
     """Tiles that are loaded before the wait."""
     tiles: int = 1
-    fetch: int = 0
-    """How many CTAs later weights are needed when a CTA prefetches them into L2; 0: none."""
 
     def block(self, columns: int) -> int:
         """Return the inputs of a tile: 16 bytes a thread in 16 bits, fewer for short vectors."""
@@ -113,10 +119,18 @@ GREEDY = Sampling()
 class Engine:
     """Decodes with one model: its cache, its buffers and its graphs."""
 
-    def __init__(
-        self, decoder: Decoder, batch: int, length: int, tilings: Tilings | None = None
+    def __init__(  # noqa: PLR0915
+        self,
+        decoder: Decoder,
+        batch: int,
+        length: int,
+        tilings: Tilings | None = None,
+        distance: int | None = None,
     ) -> None:
-        """Allocate for `batch` sequences of at most `length` tokens."""
+        """Allocate for `batch` sequences of at most `length` tokens.
+
+        `distance`: how many bytes ahead weights are prefetched into L2; None: a share of L2.
+        """
         self.decoder, self.batch = decoder, batch
         self.length = max(LEAST_LENGTH, next_power_of_two(length))
         self.tilings = tilings or tilings_of(decoder, batch)
@@ -157,9 +171,48 @@ class Engine:
         if self.is_cuda:
             self.tokens = self.tokens.pin_memory()
         self._seen = self.tokens.numpy()
+        self._plans = self._planned(distance) if self.pdl else {}
+        self._no_plan = torch.zeros(1, dtype=torch.int64, device=device)
         self._graphs: dict[Any, torch.cuda.CUDAGraph] = {}
         self._prompts: dict[tuple[int, bool], tuple[Tensor, Tensor | None]] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.is_cuda else None
+
+    def _planned(self, distance: int | None) -> dict[Any, Tensor]:
+        """Return the plan of each kernel that reads weights, by its first weight."""
+        decoder, tilings = self.decoder, self.tilings
+        if distance is None:
+            properties = torch.cuda.get_device_properties(decoder.device)
+            distance = int(SHARE_OF_L2 * properties.L2_cache_size)
+        # The rows of weights are multiples of the alignment, as widths are multiples of 8.
+        if not distance or any(one.data_ptr() % ALIGNMENT for one in decoder.weights()):
+            return {}
+        kernels, keys = [], []
+        for layer in decoder.layers:
+            stacked = [one.weight for one in (layer.q, layer.k, layer.v)]
+            gate, up = (
+                tiles_of([one.weight], tilings.gated.rows) for one in (layer.gate, layer.up)
+            )
+            kernels += [
+                tiles_of(stacked, tilings.qkv.rows),
+                tiles_of([layer.o.weight], tilings.o.rows),
+                paired(gate, up),
+                tiles_of([layer.down.weight], tilings.down.rows),
+            ]
+            keys += [layer.q.weight, layer.o.weight, layer.gate.weight, layer.down.weight]
+        head = tilings.head
+        kernels.append(tiles_of([decoder.head.weight], head.rows * head.tiles))
+        keys.append(decoder.head.weight)
+        plan = plan_of(kernels, distance).to(decoder.device)
+        parts = plan.split([len(kernel) for kernel in kernels])
+        return {id(key): part for key, part in zip(keys, parts, strict=True)}
+
+    def _plan(self, weight: Tensor) -> dict[str, Any]:
+        """Return the arguments of a kernel that prefetches; of none without a plan."""
+        part = self._plans.get(id(weight))
+        return {
+            "plan": self._no_plan if part is None else part,
+            "PIECES": PIECES if part is not None else 0,
+        }
 
     def __del__(self) -> None:
         """Wait for steps that still run, before their memory is freed."""
@@ -305,6 +358,7 @@ class Engine:
             self.qkv,
             tiling,
             self._options(tiling.warps),
+            **self._plan(layer.q.weight),
             eps=self.decoder.eps,
             adds_one=self.decoder.adds_one,
             is_first=layer is self.decoder.layers[0],
@@ -313,7 +367,8 @@ class Engine:
     def launch_added(self, weight: Weight, x: Tensor, tiling: Tiling) -> None:
         """Add the product of x to the residual stream."""
         options = self._options(tiling.warps)
-        launch_linear(x, None, (weight,), self.residual, tiling, options, copy=self.copy)
+        plan = self._plan(weight.weight)
+        launch_linear(x, None, (weight,), self.residual, tiling, options, copy=self.copy, **plan)
 
     def launch_attention(self, layer: Layer, index: int) -> None:
         """Append to the cache of a layer, and attend to it."""
@@ -360,8 +415,8 @@ class Engine:
             layer.up.weight,
             *biases,
             self.gated,
-            decoder.inner,
-            decoder.eps,
+            n=decoder.inner,
+            eps=decoder.eps,
             K=decoder.hidden,
             BLOCK=tiling.block(decoder.hidden),
             ROWS=tiling.rows,
@@ -370,7 +425,7 @@ class Engine:
             ADD_ONE=decoder.adds_one,
             HAS_BIAS=layer.gate.bias is not None,
             ACTIVATION=decoder.activation,
-            FETCH=tiling.fetch,
+            **self._plan(layer.gate.weight),
             **self._options(tiling.warps),
         )
 
@@ -384,8 +439,8 @@ class Engine:
             self.logits,
             self.best,
             self.candidates,
-            decoder.vocabulary,
-            decoder.eps,
+            n=decoder.vocabulary,
+            eps=decoder.eps,
             K=decoder.hidden,
             BLOCK=tiling.block(decoder.hidden),
             ROWS=tiling.rows,
@@ -394,6 +449,7 @@ class Engine:
             BATCH=self.batch,
             ADD_ONE=decoder.adds_one,
             KEEPS_LOGITS=keeps_logits,
+            **self._plan(decoder.head.weight),
             **self._options(tiling.warps),
         )
 
@@ -444,6 +500,8 @@ def launch_linear(
     eps: float = 0.0,
     adds_one: bool = False,
     is_first: bool = False,
+    plan: Tensor | None = None,
+    PIECES: int = 0,
 ) -> None:
     """Multiply rows x by weights into y; with a copy, add to y, and copy the sum in its dtype.
 
@@ -461,6 +519,7 @@ def launch_linear(
         *biases,
         y,
         y if copy is None else copy,
+        y if plan is None else plan,
         *sizes,
         eps,
         K=columns,
@@ -473,7 +532,7 @@ def launch_linear(
         IS_STACKED=len(weights) > 1,
         HAS_BIAS=weights[0].bias is not None,
         IS_ADDED=copy is not None,
-        FETCH=tiling.fetch,
+        PIECES=PIECES,
         IS_FIRST=is_first,
         **options,
     )
