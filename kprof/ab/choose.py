@@ -49,6 +49,7 @@ from kprof.kernels.swap.kept import (
 from kprof.kernels.swap.swap_report import (
     CHOICE,
     DECIDED,
+    FIRST_LOOK,
     GATE_PASSED,
     GATE_UNFINISHED,
     CallSort,
@@ -60,8 +61,6 @@ from kprof.kernels.swap.swap_report import (
 
 PATCH = "kprof.kernels.swap.candidates:next_candidate"
 LOG = "candidates.jsonl"
-# Windows of a candidate at its first look; each later look has twice as many.
-FIRST_LOOK = 8
 # Fewest windows at the end: with fewer, no outcome is rare enough for ALPHA_AT_END.
 FEWEST_WINDOWS = 7
 # Chance that the interval misses the true ratio, at both ends together: of a look, of which there
@@ -454,7 +453,7 @@ def _nothing_chosen(choice: Choice, folder: Path) -> NothingPaysError:
     return NothingPaysError(
         "no kernel makes this workload faster for sure, and "
         f"{counted(num_untimed, 'kernel')} had too few windows",
-        fix=fix + "let it take more and shorter steps, or name kernels: --swap NAMES",
+        fix=fix + "give it more time: --budget, or name kernels: --swap NAMES",
     )
 
 

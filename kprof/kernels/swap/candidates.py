@@ -5,7 +5,9 @@ swaps the next candidate in; a log says when which of them was in, and what it r
 log, `kprof ab` writes the names of candidates that need no more windows.
 
 The first entry of a candidate is not timed: its kernels are compiled there. It records the sorts of
-calls, for the correctness gate, and looks whether results are numbers.
+calls, for the correctness gate, and looks whether results are numbers. Then two candidates take
+turns until both may be judged, and the next two follow: a workload of long steps, which has not
+enough windows for all, has them for some.
 
 With several ranks, rank 0 decides whose turn it is, and writes it behind the number of the entry.
 The others read the line of theirs: all swap the same kernel in at the same step.
@@ -33,27 +35,30 @@ from torch.nn import Module
 from kprof.errors import KprofError
 from kprof.kernels import OURS, Kernel, Provider, kernel_named
 from kprof.kernels.swap.providers import WITH_SITES, Chosen, Providers
-from kprof.kernels.swap.swap_report import DECIDED, TURNS, CallSort, SwapReport
+from kprof.kernels.swap.swap_report import DECIDED, FIRST_LOOK, TURNS, CallSort, SwapReport
 from kprof.kernels.swap.swapping import Swap, all_roots
 
 
 def candidate_names() -> list[str]:
     """Return KERNEL=PROVIDER of all kernels that keep the precision, by kprof and by torch.
 
-    Providers whose results differ from run to run are left out.
+    Torch's come last. Providers whose results differ from run to run are left out.
     """
     found = []
     for name in sorted(WITH_SITES):
         kernel = kernel_named(name)
         if kernel.stated_error is None:
             found += [f"{name}={one.name}" for one in kernel.providers if _is_candidate(one)]
-    return found
+    return sorted(found, key=lambda name: name.endswith(f"={ATEN}"))
 
 
 def _is_candidate(provider: Provider) -> bool:
     return provider.repeats and (provider.distribution == OURS or provider.name == ATEN)
 
 
+# Candidates that take turns. One alone would have one window in three for nothing: two differences
+# of a candidate share no window.
+TAKING_TURNS = 2
 # Torch's own fused operator.
 ATEN = "aten"
 NO_NUMBERS = "its results are no numbers where its inputs are"
@@ -139,7 +144,8 @@ class _Candidates:
         self._swaps: dict[str, Swap | None] = dict.fromkeys(names)
         self._log, self._decided = log, log.with_suffix(DECIDED)
         self._turns = log.with_suffix(TURNS)
-        self._turn = 0
+        self._num_entered: Counter[str] = Counter()
+        self._last: str | None = None
         self._num_entries = 0
         self._is_alone = _world_size() == 1
         self._models: list[weakref.ref[Module]] | None = None
@@ -182,12 +188,16 @@ class _Candidates:
 
     def _next(self) -> str | None:
         decided = self._decided.read_text().split() if self._decided.exists() else ()
-        for _ in range(len(self._swaps)):
-            name = list(self._swaps)[self._turn % len(self._swaps)]
-            self._turn += 1
-            if name not in decided:
-                return name
-        return None
+        left = [name for name in self._swaps if name not in decided]
+        if not left:
+            return None
+        # The first entry is a round of its own.
+        rounds = {name: -(-self._num_entered[name] // FIRST_LOOK) for name in left}
+        behind = [name for name in left if rounds[name] == min(rounds.values())]
+        others = [name for name in behind[:TAKING_TURNS] if name != self._last]
+        name = self._last = (others or behind)[0]
+        self._num_entered[name] += 1
+        return name
 
     def _enter(self, name: str) -> Swap | None:
         """Swap a candidate in; None: it cannot run here, which is logged."""
@@ -209,10 +219,7 @@ class _Candidates:
         return swap
 
     def _drop(self, name: str, why: str, *, is_spoilt: bool = False) -> None:
-        place = list(self._swaps).index(name)
         del self._swaps[name]
-        # The one behind it takes its place.
-        self._turn = place
         self._tell("drop", name, why=why, is_spoilt=is_spoilt)
 
     def _have_numbers(self) -> bool:

@@ -25,6 +25,8 @@ CHOICE = "choice.json"
 DECIDED = ".decided"
 # Ending of the file, beside it, with what rank 0 swaps in at each entry.
 TURNS = ".turns"
+# Windows of a candidate at its first look; each later look has twice as many.
+FIRST_LOOK = 8
 
 
 # Outcomes of the correctness gate for a candidate; others say what it fails.

@@ -11,7 +11,7 @@ from kprof.errors import KprofError
 from kprof.kernels.swap import candidates, swapping
 from kprof.kernels.swap.candidates import candidate_names, next_candidate
 from kprof.kernels.swap.kept import facts_of, keep_choice, words_of
-from kprof.kernels.swap.swap_report import GATE_PASSED, Choice, Tried
+from kprof.kernels.swap.swap_report import FIRST_LOOK, GATE_PASSED, Choice, Tried
 from kprof.kernels.swap.swapping import swapped
 from tests.kernels.swap_models import Mlp, Norm
 
@@ -62,6 +62,18 @@ def test_a_candidate_that_is_decided_has_no_more_turns(tmp_path):
     log.with_suffix(".decided").write_text("rmsnorm=eager\nlayernorm=aten")
     turn(["rmsnorm=eager", "layernorm=aten"], log, model)
     assert len(events(log)) == 6
+
+
+def test_two_candidates_take_turns_until_both_may_be_judged(tmp_path):
+    """Else none has enough windows where steps are long."""
+    log, model = tmp_path / "log", nn.Sequential(Norm(16), nn.LayerNorm(16))
+    names = ["rmsnorm=eager", "layernorm=aten", "rmsnorm=aten"]
+    for _ in range(3 + 2 * FIRST_LOOK + 2):
+        turn(names, log, model)
+    entered = [one[1] for one in events(log) if one[0] == "enter"]
+    assert entered[:3] == names
+    assert entered[3 : 3 + 2 * FIRST_LOOK] == names[:2] * FIRST_LOOK
+    assert set(entered[3 + 2 * FIRST_LOOK :]) == {names[2]}
 
 
 def test_behind_each_turn_the_model_is_as_it_was(tmp_path):
