@@ -7,6 +7,7 @@ FOLDER holds the repositories that `ROWS` names, or the files of them that a row
     nanoGPT, llama2.c, llm.c   of karpathy
     transformers               examples/pytorch of huggingface/transformers
     trl                        trl/scripts of huggingface/trl
+    peft                       examples of huggingface/peft
     stable-fast                examples of chengzeyi/stable-fast
 
 Configurations are those of the published models, weights are random, data is generated; nothing is
@@ -126,7 +127,8 @@ def language_model(folder, spec):
     (folder / "train.txt").write_text("\n".join(lines))
     (folder / "validation.txt").write_text("\n".join(lines[:4]))
     (folder / "text").mkdir(exist_ok=True)
-    rows = [json.dumps({"text": line}) for line in lines]
+    told = [{"text": line, "instruction": line[:100], "output": line} for line in lines]
+    rows = [json.dumps(one) for one in told]
     (folder / "text" / "train.jsonl").write_text("\n".join(rows))
     pairs = zip(lines, reversed(lines), strict=True)
     told = [json.dumps({"translation": {"en": en, "de": de}}) for en, de in pairs]
@@ -280,6 +282,13 @@ SFT = (
     *("--lora_r=16", "--lora_target_modules=all-linear", "--max_length=1024"),
     *("--gradient_checkpointing=False", "--per_device_train_batch_size=4"),
 )
+LORA = (
+    *("examples/olora_finetuning/olora_finetuning.py", "--base_model={data}/model"),
+    *("--data_path={data}/text", "--output_dir={data}/out", "--dtype=bfloat16"),
+    *("--init_lora_weights=gaussian", "--lora_r=16", "--lora_target_modules=all-linear"),
+    *("--batch_size=4", "--cutoff_len=1024", "--num_epochs=100000"),
+    *("--eval_step=1000000", "--save_step=1000000"),
+)
 MLM = (
     *("examples/pytorch/language-modeling/run_mlm.py", "--do_train", *TRAINER),
     *("--config_name={data}/model", "--tokenizer_name={data}/tokenizer", "--bf16=True"),
@@ -363,6 +372,24 @@ ROWS = {
         reach=1.35,
     ),
     "gemma2_lora": Row(
+        *("peft", language_model, LORA),
+        {
+            "model_type": "gemma2",
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "vocab_size": 256_000,
+            "dtype": "bfloat16",
+            "weights": "Gemma2ForCausalLM",
+            "words_per_line": 1100,
+        },
+        tiny={**SMALL, **HEADS, "--cutoff_len": "128", "--batch_size": "2", "words_per_line": 140},
+        reach=1.2,
+    ),
+    "gemma2_sft": Row(
         *("trl", language_model, SFT),
         {
             "model_type": "gemma2",
@@ -379,7 +406,6 @@ ROWS = {
         },
         tiny={**SMALL, **HEADS, **ON_CPU, "--max_length": "128", "words_per_line": 140},
         variants=BOTH,
-        reach=1.2,
     ),
     "bert_large": Row(
         *("transformers", language_model, MLM),
