@@ -21,7 +21,7 @@ from kprof.kernels.decode._prefetch import (
     plan_of,
     tiles_of,
 )
-from kprof.kernels.runtime import next_power_of_two, num_sms
+from kprof.kernels.runtime import Launcher, kind_of, next_power_of_two, num_sms
 
 # log2(e): powers are of 2 in the kernels.
 LOG2_E = 1.4426950408889634
@@ -512,30 +512,22 @@ def launch_linear(
     matrices = [one.weight for one in weights] + [weights[0].weight] * others
     biases = [x if one.bias is None else one.bias for one in weights] + [x] * others
     columns = x.shape[1]
-    _step.linear_kernel[(sum(triton.cdiv(size, tiling.rows) for size in sizes),)](
-        x,
-        x if gain is None else gain,
-        *matrices,
-        *biases,
-        y,
-        y if copy is None else copy,
-        y if plan is None else plan,
-        *sizes,
-        eps,
-        K=columns,
-        BLOCK=tiling.block(columns),
-        ROWS=tiling.rows,
-        AHEAD=tiling.ahead,
-        BATCH=x.shape[0],
-        HAS_NORM=gain is not None,
-        ADD_ONE=adds_one,
-        IS_STACKED=len(weights) > 1,
-        HAS_BIAS=weights[0].bias is not None,
-        IS_ADDED=copy is not None,
-        PIECES=PIECES,
-        IS_FIRST=is_first,
-        **options,
+    has_norm, is_stacked, has_bias = gain is not None, len(weights) > 1, weights[0].bias is not None
+    constants = (
+        *(columns, tiling.block(columns), tiling.rows, tiling.ahead, x.shape[0], has_norm),
+        *(adds_one, is_stacked, has_bias, copy is not None, PIECES, is_first, options["PDL"]),
     )
+    tensors = (
+        *(x, x if gain is None else gain, *matrices, *biases, y),
+        *(y if copy is None else copy, y if plan is None else plan),
+    )
+    grid = sum(triton.cdiv(size, tiling.rows) for size in sizes)
+    key = (kind_of(*tensors), *sizes, constants, options["num_warps"])
+    triton_options = {name: value for name, value in options.items() if name != "PDL"}
+    _launch_linear(key, grid, (*tensors, *sizes, eps, *constants), triton_options)
+
+
+_launch_linear = Launcher(_step.linear_kernel)
 
 
 def _padded_length(count: int) -> int:
