@@ -90,7 +90,7 @@ def score(name, trace):
         "recorded_ns": int(kernels["duration_ns"].sum()),
         "activities": len(replayed),
         "named_by_ns": how,
-        "caveats": list(trace.meta.caveats),
+        "caveats": [one.text for one in trace.meta.caveats],
     }
     rows = []
     for column, reach in (("op", REACH), ("module", None), ("bytes", REACH)):

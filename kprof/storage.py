@@ -164,7 +164,7 @@ def load(folder: str | os.PathLike[str]) -> Trace:
     folder = Path(folder)
     try:
         saved = msgspec.json.decode((folder / META_FILE).read_bytes(), type=_Saved)
-        meta = msgspec.json.decode(saved.meta, type=Meta)
+        meta = msgspec.convert(_with_ids(msgspec.json.decode(saved.meta)), type=Meta)
         tables = {name: _as_declared(folder, name) for name in SCHEMA}
         diagnosis = _diagnosis_in(folder)
         _require_references(tables, diagnosis)
@@ -174,6 +174,14 @@ def load(folder: str | os.PathLike[str]) -> Trace:
             fix="open the trace it was made from again, with --force",
         ) from error
     return Trace(**tables, meta=meta, diagnosis=diagnosis)
+
+
+def _with_ids(meta: object) -> object:
+    """Return the content of a run's `meta.json`, whose caveats were sentences alone before."""
+    if isinstance(meta, dict) and isinstance(told := meta.get("caveats"), list):
+        caveats = [{"id": "saved", "text": one} if isinstance(one, str) else one for one in told]
+        return {**meta, "caveats": caveats}
+    return meta
 
 
 def _as_declared(folder: Path, name: Table) -> pd.DataFrame:

@@ -245,6 +245,19 @@ class NodeNote:
 
 
 @dataclass(frozen=True)
+class Caveat:
+    """One thing that is missing, dropped or uncertain in a recording."""
+
+    id: str
+    """What it is about, the same in every version; the text may change."""
+    text: str
+    """A sentence for the report."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
 class Meta:
     """The recording's facts: source, tool, host, GPUs, and the questions that it leaves open."""
 
@@ -280,8 +293,8 @@ class Meta:
     """The calls that kernels would take; None: it was not checked, as in an imported trace."""
     what_if: tuple[Prediction, ...] = ()
     """The predictions of the analysis, and those asked for since."""
-    caveats: tuple[str, ...] = ()
-    """Sentences for the report: what is missing, dropped or uncertain."""
+    caveats: tuple[Caveat, ...] = ()
+    """What is missing, dropped or uncertain."""
 
     @property
     def command_line(self) -> str:

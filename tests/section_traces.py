@@ -6,7 +6,7 @@ from functools import cache
 
 from kprof.analyze.passes import analyze
 from kprof.report.section import Facts, Section, Table, Text, sections_of
-from kprof.trace import Recording
+from kprof.trace import Caveat, Recording
 from tests.traces import analyzed_trace_of, trace_of
 
 STEP_MS = 1_000_000
@@ -71,7 +71,7 @@ RICH = analyzed_trace_of(
     + [{"source": "profiler", "quantity": "allocated_bytes", "value": 2.0**30}],
     command=("python", "train.py"),
     versions={"torch": "2.13.0"},
-    caveats=("12 records were dropped.",),
+    caveats=(Caveat("dropped_records", "12 records were dropped."),),
     recording=Recording(
         step_rule="Training: from one optimizer step's end to the next.",
         num_steps_seen=10,

@@ -9,7 +9,7 @@ from kprof.analyze.passes import analyze
 from kprof.device import Device
 from kprof.errors import KprofError, TraceError
 from kprof.storage import is_saved, load, save, whole_or_not_at_all
-from kprof.trace import Recording
+from kprof.trace import Caveat, Recording
 from tests.traces import trace_of
 
 TRACE = analyze(
@@ -20,7 +20,7 @@ TRACE = analyze(
         samples=[{"value": 0.1}],
         device=Device("GPU", 1e12, {"bf16": 1e15}, "a datasheet"),
         recording=Recording("a rule", 3, (1, 2), recorded_step_ns=(5, 6), unrecorded_step_ns=(4,)),
-        caveats=("something is missing",),
+        caveats=(Caveat("recorder", "something is missing"),),
         command=("python", "train.py"),
     )
 )
@@ -144,3 +144,13 @@ def test_a_text_where_a_number_belongs_is_one_clear_error(tmp_path, column):
     frame.to_parquet(tmp_path / "kernels.parquet")
     with pytest.raises(TraceError, match=rf"^{tmp_path.name} "):
         load(tmp_path)
+
+
+def test_sentences_of_a_run_saved_before_caveats_had_ids_are_kept(tmp_path):
+    save(TRACE, tmp_path)
+    path = tmp_path / "meta.json"
+    content = json.loads(path.read_text())
+    content["meta"]["caveats"] = [one["text"] for one in content["meta"]["caveats"]]
+    path.write_text(json.dumps(content))
+    found = load(tmp_path).meta.caveats
+    assert [one.text for one in found] == [one.text for one in TRACE.meta.caveats]

@@ -489,7 +489,7 @@ def _of_run(trace: Trace, path: Path, when: When) -> RunAdded:
             "busy": shares.busy.value,
         },
         tuple(_predictions(trace.diagnosis, trace.meta.what_if)),
-        trace.meta.caveats,
+        tuple(one.text for one in trace.meta.caveats),
         len(trace.diagnosis.findings),
     )
 

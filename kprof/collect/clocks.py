@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kprof.collect.collectives import Pair, Run, by_number, by_order, runs_of
-from kprof.trace import Trace
+from kprof.trace import Caveat, Trace
 
 # Clocks that contradict the collectives by no more than this are left alone: every process
 # converts its GPU's timestamps to the host's clock for itself.
@@ -87,7 +87,7 @@ class Alignment:
     within_ns: int
     """How far the worst of those may still be from the reference's clock."""
     summary: str
-    doubts: tuple[str, ...] = ()
+    doubts: tuple[Caveat, ...] = ()
     """Sentences of the summary that are caveats."""
     grade: Literal["good", "limited"] | None = None
     """Limited with doubts, else good where any two clocks were checked; None: none was."""
@@ -133,13 +133,18 @@ def align(traces: Sequence[Trace], reference: int = 0) -> Alignment:
     kept = [place for place in places.values() if not place.shift_ns]
     moved = {names[i]: place for i, place in places.items() if place.shift_ns}
     unseen = [name for i, name in enumerate(names) if i not in {**places, **refusals}]
-    doubts = [*_moves(moved), *_refused(refusals, Mismatch.CONTRADICTORY), *drifts]
+    contradictory = _refused(refusals, Mismatch.CONTRADICTORY)
+    doubts = [
+        *(Caveat("clocks_moved", told) for told in _moves(moved)),
+        *(Caveat("clocks_contradict", told) for told in contradictory),
+        *(Caveat("clocks_drift", told) for told in drifts),
+    ]
     neutral = [*_agreement(kept, len(names)), *_refused(refusals, Mismatch.UNCLEAR)]
     return Alignment(
         tuple(places[i].shift_ns if i in places else 0 for i in range(len(names))),
         tuple(i in places for i in range(len(names))),
         max(place.within_ns for place in places.values()),
-        " ".join([*neutral, *_unseen(unseen, len(names)), *doubts]),
+        " ".join([*neutral, *_unseen(unseen, len(names)), *map(str, doubts)]),
         tuple(doubts),
         "limited" if doubts else "good" if len(kept) > 1 else None,
     )

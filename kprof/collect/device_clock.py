@@ -17,7 +17,7 @@ import pandas as pd
 
 from kprof.collect.lost_records import launch_rows
 from kprof.errors import counted
-from kprof.trace import Trace
+from kprof.trace import Caveat, Trace
 
 # The resolution to which traces round their times.
 TOLERANCE_NS = 1_000
@@ -79,7 +79,8 @@ def on_the_hosts_clock(trace: Trace) -> Trace:
             f"{rows['late_ns'].max() / 1e3:,.0f} µs"
         )
         if rows["late_ns"].max() > MOST_OFF_NS:
-            trace = _noted(trace, f"{told}: more than a clock is off, so nothing was moved.")
+            off = f"{told}: more than a clock is off, so nothing was moved."
+            trace = _noted(trace, Caveat("device_clock_off", off))
         else:
             moved = _moved(trace, rank, device, _lowest_line(*_times(rows)), told)
             trace = _counted(moved, "early_activities", num_early)
@@ -195,18 +196,19 @@ def _without_launches(trace: Trace, rows: pd.DataFrame, num_all: int, whose: str
         return trace
     correlation = trace.kernels["correlation"].copy()
     correlation.loc[rows["kernel"]] = pd.NA
-    trace = _noted(
-        trace.with_kernels(correlation=correlation),
+    told = (
         f"By their numbers {len(rows):,} of {counted(num_all, 'activity', 'activities')} of "
         f"{whose} began before they were launched, by up to "
         f"{rows['late_ns'].max() / 1e3:,.0f} µs, where the others fit: the numbers "
         "were given twice, or are damaged. Who launched them counts as unknown, and no "
-        "clock was moved for them.",
+        "clock was moved for them."
     )
+    trace = trace.with_kernels(correlation=correlation)
+    trace = _noted(trace, Caveat("disbelieved_launches", told))
     return _counted(trace, "disbelieved_launches", len(rows))
 
 
-def _noted(trace: Trace, caveat: str) -> Trace:
+def _noted(trace: Trace, caveat: Caveat) -> Trace:
     return replace(trace, meta=replace(trace.meta, caveats=(*trace.meta.caveats, caveat)))
 
 
@@ -225,12 +227,12 @@ def _moved(trace: Trace, rank: object, device: object, line: _Line, told: str) -
     start_ns, added_ns = _later(kernels["start_ns"], is_activity, line)
     time_ns, _ = _later(samples["time_ns"], is_counted, line)
     moved = replace(trace.with_kernels(start_ns=start_ns), samples=samples.assign(time_ns=time_ns))
-    return _noted(
-        moved,
+    moved_by = (
         f"{told}. All of its activities count as {added_ns.min() / 1e3:,.0f} to "
         f"{added_ns.max() / 1e3:,.0f} µs later, so that none does; between host and GPU times may "
-        "be off by some µs more.",
+        "be off by some µs more."
     )
+    return _noted(moved, Caveat("device_clock_moved", moved_by))
 
 
 def _later(

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from kprof.errors import counted
-from kprof.trace import Trace
+from kprof.trace import Caveat, Trace
 
 # No clock of a device is off by more.
 MOST_OFF_NS = 1_000_000_000
@@ -64,10 +64,11 @@ def without_lost_records(trace: Trace) -> Trace:
     }
     for name, (number, what) in told.items():
         if number:
-            caveat = (
+            caveat = Caveat(
+                name,
                 f"Damaged records left out: {number:,} of "
                 f"{counted(len(kernels), 'activity', 'activities')} {what}. "
-                f"All that is left out lasts {lost_ns / 1e6:,.3f} ms as recorded."
+                f"All that is left out lasts {lost_ns / 1e6:,.3f} ms as recorded.",
             )
             trace = _noted(trace, name, number, caveat)
     return trace
@@ -93,7 +94,7 @@ def _times(table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     return start_ns, start_ns + table["duration_ns"].to_numpy(np.int64)
 
 
-def _noted(trace: Trace, name: str, number: int, caveat: str = "") -> Trace:
+def _noted(trace: Trace, name: str, number: int, caveat: Caveat | None = None) -> Trace:
     counts = {**trace.meta.counts, name: trace.meta.counts.get(name, 0) + number}
     caveats = (*trace.meta.caveats, *([caveat] if caveat else []))
     return replace(trace, meta=replace(trace.meta, counts=counts, caveats=caveats))

@@ -17,7 +17,7 @@ from pandas.api.types import union_categoricals
 from kprof.collect.clocks import END_SKEW_NS, END_SKEW_PART, FAR_APART, TOLERANCE_NS, align, ways
 from kprof.collect.collectives import SYMMETRIC, Run, by_order
 from kprof.errors import TraceError
-from kprof.trace import SCHEMA, Gpu, Table, Trace
+from kprof.trace import SCHEMA, Caveat, Gpu, Table, Trace
 
 # One in so many matched collectives may not overlap: lost and damaged records.
 ONE_IN = 20
@@ -42,16 +42,18 @@ def merge(traces: list[Trace], source: str) -> Trace:
     if not are_ranks:
         firsts = itertools.accumulate(map(len, ranks[:-1]), initial=0)
         traces = [_renumbered(trace, first) for trace, first in zip(traces, firsts, strict=True)]
-        caveats.append(
+        alike = (
             "Several files are of the same rank, or do not name theirs: each counts as a rank of "
             "its own, in the order of the files."
         )
+        caveats.append(Caveat("ranks_by_order", alike))
     gpus = _gpus(traces)
     if len(models := dict.fromkeys(gpu.name for gpu in gpus)) > 1:
-        caveats.append(
+        mixed = (
             f"The ranks used several models of GPU: {', '.join(models)}. Ceilings, and what is "
             "compared with them, are the first one's."
         )
+        caveats.append(Caveat("several_gpu_models", mixed))
     traces, base_time_ns, clocks = _on_one_clock(traces, caveats, are_ranks=are_ranks)
     summary, grade = clocks
     counts: dict[str, int] = {}
@@ -238,7 +240,7 @@ def _used_gpus(trace: Trace) -> list[Gpu]:
 
 
 def _on_one_clock(
-    traces: list[Trace], caveats: list[str], *, are_ranks: bool
+    traces: list[Trace], caveats: list[Caveat], *, are_ranks: bool
 ) -> tuple[list[Trace], int | None, tuple[str | None, Literal["good", "limited"] | None]]:
     """Return all on one clock, the wall time of its zero, and how far the clocks agree: its grade.
 
@@ -247,7 +249,8 @@ def _on_one_clock(
     bases = [trace.meta.base_time_ns for trace in traces]
     known = [base for base in bases if base is not None]
     if known and max(known) - min(known) > FARTHEST_NS:
-        caveats.append("The files' wall times lie decades apart; their clocks are not aligned.")
+        apart = "The files' wall times lie decades apart; their clocks are not aligned."
+        caveats.append(Caveat("clocks_not_aligned", apart))
         return traces, bases[0], (None, None)
     zero = known[0] if known else None
     shifts = [0 if base is None or zero is None else base - zero for base in bases]
@@ -262,7 +265,8 @@ def _on_one_clock(
         caveats += found.doubts
         grade = found.grade
     if known and any(b is None and not c for b, c in zip(bases, is_checked, strict=True)):
-        caveats.append("Some files do not tell their wall time; their clocks are not aligned.")
+        untold = "Some files do not tell their wall time; their clocks are not aligned."
+        caveats.append(Caveat("clocks_not_aligned", untold))
     return traces, zero, (clocks, grade)
 
 

@@ -68,7 +68,7 @@ def result_of(trace: Trace, ledger: Ledger) -> dict[str, object]:
         "findings": _findings(trace),
         "audit": [asdict(check) for check in audit(trace)],
         "unanswered": [asdict(found) for found in find_unanswered(trace)],
-        "caveats": list(trace.meta.caveats),
+        "caveats": [{"id": one.id, "text": one.text} for one in trace.meta.caveats],
     }
 
 

@@ -160,7 +160,7 @@ def test_launches_in_branches_have_no_order(tmp_path):
 def test_damaged_notes_are_said_and_lose_nothing_else(tmp_path):
     (tmp_path / "compiled.json.gz").write_bytes(b"\x1f\x8bnothing")
     trace = add_notes(trace_of({}), tmp_path)
-    assert "compiled.json.gz" in trace.meta.caveats[0]
+    assert "compiled.json.gz" in trace.meta.caveats[0].text
     assert len(trace.kernels) == 1
 
 

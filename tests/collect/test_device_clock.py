@@ -83,7 +83,7 @@ def test_the_caveat_says_how_many_by_how_much_and_what_was_done():
     moved = on_the_hosts_clock(launched(launch_ns, launch_ns - 40 * US))
     (caveat,) = moved.meta.caveats
     told = ["100", "100", "0", "40 µs", "40", "40 µs"]
-    assert quantities_in(caveat)[: len(told)] == told
+    assert quantities_in(caveat.text)[: len(told)] == told
     assert moved.meta.counts["early_activities"] == 100
 
 
@@ -148,7 +148,7 @@ def test_launches_of_another_process_move_nothing():
     moved = on_the_hosts_clock(trace)
     assert (starts(moved) == launch_ns).all()
     (caveat,) = moved.meta.caveats
-    assert quantities_in(caveat)[-1] == "5,000,000 µs"
+    assert quantities_in(caveat.text)[-1] == "5,000,000 µs"
 
 
 def test_of_two_launches_with_one_number_neither_tells():
@@ -182,7 +182,7 @@ def test_a_launch_of_another_is_not_used_counted_and_said():
     assert found.meta.counts["disbelieved_launches"] == 1
     assert "early_activities" not in found.meta.counts
     (caveat,) = found.meta.caveats
-    assert quantities_in(caveat)[:4] == ["1", "301", "0", "200,000 µs"]
+    assert quantities_in(caveat.text)[:4] == ["1", "301", "0", "200,000 µs"]
 
 
 @pytest.mark.parametrize("stray_ns", [315 * US, 360 * US, 450 * US, 200 * MS])
@@ -231,4 +231,4 @@ def test_opened_runs_are_moved(tmp_path):
     begins = trace.kernels["start_ns"] - trace.kernels["start_ns"].min()
     assert begins.tolist() == [MS * n for n in range(100)]
     assert trace.meta.counts["early_activities"] == 100
-    assert quantities_in(trace.meta.caveats[-1])[:3] == ["100", "100", "0"]
+    assert quantities_in(trace.meta.caveats[-1].text)[:3] == ["100", "100", "0"]

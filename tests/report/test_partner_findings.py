@@ -22,6 +22,7 @@ from kprof.report.partner.wording import KINDS, WAITS
 from kprof.report.playbooks import find_playbook
 from kprof.report.section import Table
 from kprof.report.units import UNKNOWN
+from kprof.trace import Caveat
 from tests.quantities import quantities_in
 from tests.report.partner_evidence import (
     comparison_of,
@@ -239,7 +240,7 @@ def test_predictions_and_findings_have_the_same_plain_names(tmp_path):
 
 def test_doubts_of_several_recordings_say_of_which_they_are():
     rained = [f"It rained {i}." for i in range(3)]
-    runs = tuple(run_of(caveats=(caveat,)) for caveat in rained)
+    runs = tuple(run_of(caveats=(Caveat("recorder", caveat),)) for caveat in rained)
     found = cells_in(page_of(Evidence("T", runs=runs)))
     about = [row[0] for caveat in rained for row in found if row[1:] == (caveat,)]
     assert about == ["Recording before", "Recording 2", "Recording after"]

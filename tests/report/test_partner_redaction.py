@@ -11,6 +11,7 @@ from kprof.analyze.cost.facts import FIELDS, detail
 from kprof.commands.report import write_partner_report
 from kprof.report.partner.disclosure import LEVELS, Redactor
 from kprof.report.partner.evidence import Evidence
+from kprof.trace import Caveat
 from tests.report.partner_evidence import (
     comparison_of,
     costs_of,
@@ -37,7 +38,10 @@ def private(**more):
                 finding_of(details=(f"{PATHS[0]}:12 forward",)),
                 host=HOST,
                 command=("python", PATHS[0], "--prompt", PROMPT),
-                caveats=(f"{HOST} was busy; see {PATHS[1]}/log.txt", f"a GPU-hour costs ${USD}"),
+                caveats=(
+                    Caveat("recorder", f"{HOST} was busy; see {PATHS[1]}/log.txt"),
+                    Caveat("recorder", f"a GPU-hour costs ${USD}"),
+                ),
             ),
         ),
         comparisons=(comparison_of(facts=facts, a=command, doubts=(f"{HOST} 10.1.2.3 was slow",)),),

@@ -19,6 +19,7 @@ from kprof.kernels.correctness.levels import GateReport
 from kprof.report.partner.disclosure import LEVELS
 from kprof.report.partner.evidence import Source
 from kprof.report.partner.parts import read_template
+from kprof.trace import Caveat
 from tests.report.partner_evidence import (
     comparison_of,
     costs_of,
@@ -45,7 +46,7 @@ def hostile(name):
                 source=name,
                 command=("python", name),
                 versions={name: name},
-                caveats=(name,),
+                caveats=(Caveat("recorder", name),),
                 host=name,
                 kernel=name.encode("utf-8", "replace").decode(),
             ),

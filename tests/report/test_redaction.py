@@ -11,6 +11,7 @@ from kprof.commands.report import write_partner_report
 from kprof.report.partner.evidence import Evidence
 from kprof.report.redaction import redacted, redacted_json, without_identities, without_secrets
 from kprof.storage import save
+from kprof.trace import Caveat
 from tests.report.partner_evidence import finding_of, run_of
 from tests.secrets_drawn import (
     HELD_OUT_IDENTITIES,
@@ -203,7 +204,7 @@ def a_secret():
 def a_run_with_a_secret(tmp_path, secret, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command = ("python", "train.py", "--api-key", secret, "--lr", "1")
-    caveats = (f"could not reach https://bob:{secret}@files/a",)
+    caveats = (Caveat("recorder", f"could not reach https://bob:{secret}@files/a"),)
     folder = tmp_path / "a.kprof"
     folder.mkdir()
     save(run_of(finding_of(), command=command, caveats=caveats), folder)
@@ -244,7 +245,7 @@ def test_show_secrets_shows_them_in_every_output(run, secret, capfdbinary):
 def test_a_partner_page_shows_no_secret_and_no_identity(level, tmp_path):
     lines = [one for kinds in (SECRETS, HELD_OUT_SECRETS) for one in drawn(kinds, each=1)]
     people = [one for kinds in (IDENTITIES, HELD_OUT_IDENTITIES) for one in drawn(kinds, each=1)]
-    caveats = tuple(one.text for one in [*lines, *people])
+    caveats = tuple(Caveat("recorder", one.text) for one in [*lines, *people])
     write_partner_report(
         Evidence("T", runs=(run_of(caveats=caveats),)), tmp_path / "p.html", level=level
     )

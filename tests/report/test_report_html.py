@@ -12,6 +12,7 @@ import pytest
 
 from kprof.report.html import embed_json, pack_plotly, render_page, write_html
 from kprof.report.section import Figure, Section, Text, sections_of
+from kprof.trace import Caveat
 from tests.report.browser import IS_AVAILABLE, browser
 from tests.traces import analyzed_trace_of
 
@@ -35,7 +36,7 @@ HOSTILE = analyzed_trace_of(
     source=ATTACK,
     command=("python", ATTACK),
     versions={ATTACK: ATTACK},
-    caveats=(ATTACK,),
+    caveats=(Caveat("recorder", ATTACK),),
 )
 
 

@@ -391,7 +391,7 @@ def test_throttling_by_power_is_a_warning_and_energy_comes_from_the_counter():
 
 def test_caveats_of_the_recording_and_of_the_numbers_stand_together():
     found = warnings(section("Caveats"))
-    assert found[0] == RICH.meta.caveats[0]
+    assert found[0] == RICH.meta.caveats[0].text
     assert [quantities_in(text) for text in found][1:3] == [["66.7 %"], ["33.3 %"]]
     assert tables(section("Caveats"))[0].rows[0][0] == "strange_kernel"
 

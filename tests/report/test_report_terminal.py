@@ -9,6 +9,7 @@ from rich.console import Console
 
 from kprof.report.section import Column, Facts, Figure, Section, Table, Text, sections_of
 from kprof.report.terminal import print_summary
+from kprof.trace import Caveat
 from tests.quantities import quantities_in
 from tests.traces import analyzed_trace_of
 
@@ -38,7 +39,7 @@ def kernel_table(number=3) -> Table:
 def test_no_line_is_wider_than_the_terminal(width):
     trace = analyzed_trace_of(
         {"name": LONG_NAME, "kind": "gemm", "phase": "forward", "module": LONG_NAME},
-        caveats=(LONG_NAME,),
+        caveats=(Caveat("recorder", LONG_NAME),),
     )
     buffer = io.StringIO()
     print_summary(trace.meta.source, sections_of(trace), Console(file=buffer, width=width))

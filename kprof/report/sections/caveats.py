@@ -31,7 +31,7 @@ NEGLIGIBLE = 0.001
 
 def render(trace: Trace) -> Section:
     """Render the recording's caveats and those that the numbers themselves show."""
-    sentences = [*trace.meta.caveats, *_computed(trace)]
+    sentences = [*(one.text for one in trace.meta.caveats), *_computed(trace)]
     if not sentences:
         return Section(TITLE, ORDER, (Text("No caveats are known.", "good"),))
     parts: list[Part] = [Text(f"{format_count(len(sentences), 'caveat')}.")]

@@ -222,7 +222,7 @@ def test_a_replay_is_in_the_ranges_and_modules_that_torch_noted_of_its_nodes(tmp
 def test_what_looks_like_a_note_and_is_none_of_a_graphs_node_names_nothing(tmp_path):
     trace = annotated(tmp_path, noted(0, name="phase A"), noted(8, name=5), noted(9, name=None))
     assert trace.meta.graph_notes == ()
-    assert not any("streams" in caveat for caveat in trace.meta.caveats)
+    assert not any(one.id == "graph_lanes" for one in trace.meta.caveats)
 
 
 def test_a_caveat_tells_that_torch_lays_what_it_noted_on_other_streams(tmp_path):

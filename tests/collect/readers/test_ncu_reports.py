@@ -108,7 +108,7 @@ def test_results_that_are_no_kernels_are_left_out_and_counted(tmp_path, monkeypa
     monkeypatch.setitem(sys.modules, "ncu_report", module_with(gemm(), graph))
     trace = read(report_in(tmp_path))
     assert len(trace.kernels) == 1
-    (told,) = [caveat for caveat in trace.meta.caveats if "no launch" in caveat]
+    (told,) = [one.text for one in trace.meta.caveats if one.id == "other_lines"]
     assert quantities_in(told) == ["1"]
 
 

@@ -1,5 +1,6 @@
 """What holds for every reader: which files it knows, its tables, and a file that is cut off."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -92,3 +93,4 @@ def test_half_a_file_is_refused_or_read_with_a_caveat(name, tmp_path):
         assert error.fix
     else:
         assert trace.meta.caveats
+        assert all(re.fullmatch("[a-z_]+", one.id) for one in trace.meta.caveats)

@@ -9,6 +9,7 @@ import pytest
 from kprof.collect.readers.marks import is_own_step
 from kprof.collect.readers.recorded import reader as recorded
 from kprof.errors import TraceError
+from kprof.trace import Caveat
 from tests.kineto_files import annotation, kernel
 from tests.quantities import quantities_in
 
@@ -42,7 +43,7 @@ def test_the_launch_and_the_recorder_tell_what_was_run(run):
     meta = recorded.read(run(torch="2.11", caveats=["one thing"])).meta
     assert meta.command == ("python", "train.py")
     assert meta.versions["torch"] == "2.11"
-    assert "one thing" in meta.caveats
+    assert Caveat("recorder", "one thing") in meta.caveats
     assert (meta.recording.exit_code, meta.recording.wall_ns) == (3, 4)
 
 
@@ -98,7 +99,7 @@ def test_samples_that_cannot_be_placed_are_a_caveat(run):
     (folder / "raw" / "nvml.jsonl").write_text('{"time_ns": 5, "device": 0, "power_w": 80}\n')
     trace = recorded.read(folder)
     assert len(trace.samples) == 0
-    assert any(c.startswith("Power and clocks") for c in trace.meta.caveats)
+    assert any(one.id == "power_left_out" for one in trace.meta.caveats)
 
 
 def test_a_run_without_any_recording_is_one_clear_error(run):
@@ -145,7 +146,7 @@ def test_a_process_without_gpu_activity_is_left_out_beside_others(run):
     (part / "recorder.json").write_text('{"rank": 1}')
     trace = recorded.read(folder)
     assert (len(trace.kernels), len(trace.ranges)) == (1, 0)
-    (told,) = [caveat for caveat in trace.meta.caveats if "no GPU" in caveat]
+    (told,) = [one.text for one in trace.meta.caveats if one.id == "processes_without_gpu"]
     assert quantities_in(told) == ["1"]
 
 
@@ -169,7 +170,7 @@ def test_of_several_windows_of_a_process_the_newest_counts_and_the_others_are_na
     trace = recorded.read(folder)
     assert trace.kernels["start_ns"].tolist() == [4000]
     assert trace.meta.num_ranks == 1
-    assert re.findall(r"\S+\.json\.gz", trace.meta.caveats[-1]) == [
+    assert re.findall(r"\S+\.json\.gz", trace.meta.caveats[-1].text) == [
         "rank0-pid9/window-0.json.gz",
         "rank0-pid9/window-2.json.gz",
     ]

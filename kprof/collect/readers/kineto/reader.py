@@ -24,7 +24,7 @@ from kprof.collect.readers.kineto.tables import (
 )
 from kprof.collect.trace_file import json_text_of, mapped
 from kprof.errors import TraceError
-from kprof.trace import Gpu, Meta, Trace
+from kprof.trace import Caveat, Gpu, Meta, Trace
 
 # For the message about a file that no reader knows.
 OPENS = "a Kineto (torch.profiler) trace: *.json or *.json.gz"
@@ -35,9 +35,10 @@ MAX_RANKS = 1 << 20
 # How Kineto words it in its own messages, which it may write into the file.
 _DROPPED = re.compile(r"Dropped ([0-9]{1,18}) activity records")
 _BUFFERS_FULL = "Exceeded max GPU buffer count"
-LANES = (
+LANES = Caveat(
+    "graph_lanes",
     "torch's tool noted names in what CUDA graphs replayed, and laid it on streams of its own "
-    "choice: what ran beside what in a replay is not as recorded."
+    "choice: what ran beside what in a replay is not as recorded.",
 )
 # The first keys of Proton's tree and of its timeline; both are JSON as well.
 _PROTON = re.compile(
@@ -207,32 +208,35 @@ def _versions(around: dict[str, Any]) -> dict[str, str]:
     return versions
 
 
-def _caveats(kernels: pd.DataFrame) -> tuple[str, ...]:
-    caveats = []
+def _caveats(kernels: pd.DataFrame) -> Iterator[Caveat]:
     if len(kernels) and bool((kernels["duration_ns"] % 1000 == 0).all()):
-        caveats.append("Times are whole microseconds in this file, so short kernels are coarse.")
-    if num_empty := int((kernels["duration_ns"] == 0).sum()):
-        caveats.append(f"Device activities recorded with no duration: {num_empty:,}.")
-    return tuple(caveats)
-
-
-def _losses(around: dict[str, Any]) -> tuple[str, ...]:
-    """Return what Kineto's own messages in the file say of lost records."""
-    losses, dropped = [], _num_dropped(around)
-    if dropped:
-        losses.append(f"The profiler dropped {dropped:,} records of the GPU, by its own count.")
-    if _BUFFERS_FULL in _messages(around):
-        losses.append(
-            "The profiler's buffers were full before the end: the last activities are missing."
+        yield Caveat(
+            "whole_microseconds",
+            "Times are whole microseconds in this file, so short kernels are coarse.",
         )
-    return tuple(losses)
+    if num_empty := int((kernels["duration_ns"] == 0).sum()):
+        yield Caveat("no_duration", f"Device activities recorded with no duration: {num_empty:,}.")
 
 
-def _damage_in(document: Document, losses: list[str], counts: dict[str, int]) -> Iterator[str]:
+def _losses(around: dict[str, Any]) -> Iterator[Caveat]:
+    """Yield what Kineto's own messages in the file say of lost records."""
+    if dropped := _num_dropped(around):
+        yield Caveat(
+            "dropped_records",
+            f"The profiler dropped {dropped:,} records of the GPU, by its own count.",
+        )
+    if _BUFFERS_FULL in _messages(around):
+        yield Caveat(
+            "full_buffers",
+            "The profiler's buffers were full before the end: the last activities are missing.",
+        )
+
+
+def _damage_in(document: Document, losses: list[str], counts: dict[str, int]) -> Iterator[Caveat]:
     """Yield what is damaged in the file, and how much is left out for it."""
-    yield from (f"{loss}. What comes before is read." for loss in losses)
+    yield from (Caveat("cut_off", f"{loss}. What comes before is read.") for loss in losses)
     if document.damage:
-        yield f"The file is damaged and read on: {document.damage}."
+        yield Caveat("invalid_json", f"The file is damaged and read on: {document.damage}.")
     lost = {
         "events that cannot be read": "damaged_events",
         "device activities without a valid time or duration": "damaged_activities",
@@ -241,30 +245,37 @@ def _damage_in(document: Document, losses: list[str], counts: dict[str, int]) ->
     }
     told = [f"{what}: {counts[key]:,}" for what, key in lost.items() if counts.get(key)]
     if told:
-        yield f"Left out for damage: {'; '.join(told)}."
+        yield Caveat("damaged_records", f"Left out for damage: {'; '.join(told)}.")
     if number := counts.get("repaired_events", 0):
-        yield (
+        yield Caveat(
+            "repaired_events",
             f"Events that are no valid JSON as written, read as far as they can be: {number:,} "
-            "(numbers that are none, bytes that are not UTF-8, control characters, stray commas)."
+            "(numbers that are none, bytes that are not UTF-8, control characters, stray commas).",
         )
 
 
-def _told_of_joins(counts: dict[str, int]) -> Iterator[str]:
+def _told_of_joins(counts: dict[str, int]) -> Iterator[Caveat]:
     """Yield what the ids in the file did not tell by themselves."""
     if number := counts.get("copied_events", 0):
-        yield f"Events that stand in the file twice, counted once: {number:,}."
+        yield Caveat(
+            "repeated_events", f"Events that stand in the file twice, counted once: {number:,}."
+        )
     if number := counts.get("reused_ids", 0):
-        yield (
+        yield Caveat(
+            "reused_ids",
             f"Correlation ids that several calls carry, as in a file of several processes or "
             f"recordings: {number:,}. An activity counts as launched by the last call of its "
-            "process with its id that began before it."
+            "process with its id that began before it.",
         )
     for how, what in (("external_id", "the external id alone"), ("arrow", "an arrow alone")):
         if number := counts.get(f"joined_by_{how}", 0):
-            yield f"Activities that {what} joins to their call, for lack of another id: {number:,}."
+            yield Caveat(
+                f"joined_by_{how}",
+                f"Activities that {what} joins to their call, for lack of another id: {number:,}.",
+            )
 
 
-def _unread(counts: dict[str, int]) -> Iterator[str]:
+def _unread(counts: dict[str, int]) -> Iterator[Caveat]:
     """Yield the categories whose events took time and are not read."""
     found = [
         (category or "none", number, counts[f"unread_ns:{category}"])
@@ -277,4 +288,6 @@ def _unread(counts: dict[str, int]) -> Iterator[str]:
             f"{category} ({number:,} events, {ns / 1e6:,.3f} ms)"
             for category, number, ns in sorted(found, key=lambda one: -one[2])
         )
-        yield f"Categories that kprof does not read, left out: {listed}."
+        yield Caveat(
+            "unread_categories", f"Categories that kprof does not read, left out: {listed}."
+        )

@@ -14,7 +14,7 @@ import pandas as pd
 from kprof.collect.readers.ncu.launches import Launch, counted_columns
 from kprof.collect.readers.ncu.program import EXPORT
 from kprof.collect.readers.ncu.table import read_table
-from kprof.trace import Trace
+from kprof.trace import Caveat, Trace
 
 COUNTED_ELSEWHERE = (
     "Counters are of another run of the same command, in which Nsight Compute ran each kernel "
@@ -40,12 +40,13 @@ def with_counters(trace: Trace, raw: Path) -> Trace:
         column = trace.kernels[name].copy()
         column.iloc[rows] = values.iloc[places].array
         columns[name] = column
-    caveats = [*trace.meta.caveats, COUNTED_ELSEWHERE]
+    caveats = [*trace.meta.caveats, Caveat("counted_elsewhere", COUNTED_ELSEWHERE)]
     if lost := len(launches) - len(rows):
-        caveats.append(
+        unmatched = (
             f"Launches that were counted, but have no counterpart in the recording: {lost:,} of "
             f"{len(launches):,}."
         )
+        caveats.append(Caveat("unmatched_counts", unmatched))
     meta = replace(trace.meta, caveats=tuple(caveats))
     return replace(trace.with_kernels(**columns), meta=meta)
 

@@ -21,7 +21,7 @@ from kprof.collect.readers.ncu.program import REPORT_SUFFIX, export_report, find
 from kprof.collect.readers.ncu.table import EXPORT, Table, is_table, read_table
 from kprof.collect.readers.table_columns import as_declared, places
 from kprof.errors import TraceError
-from kprof.trace import Gpu, Meta, Trace, empty
+from kprof.trace import Caveat, Gpu, Meta, Trace, empty
 
 # For the message about a file that no reader knows.
 OPENS = "a report of Nsight Compute: its CSV or *.ncu-rep"
@@ -160,27 +160,32 @@ def _gpus(launches: list[Launch]) -> tuple[Gpu, ...]:
     return tuple(sorted(gpus, key=lambda gpu: gpu.device))
 
 
-def _caveats(table: Table, timed: list[Launch]) -> Iterator[str]:
-    yield (
+def _caveats(table: Table, timed: list[Launch]) -> Iterator[Caveat]:
+    yield Caveat(
+        "ran_alone",
         "Durations are of kernels that ran alone, by default with caches flushed before each and "
-        "clocks held at their base: they are not those of the workload."
+        "clocks held at their base: they are not those of the workload.",
     )
     if num_untimed := len(table.launches) - len(timed):
-        yield f"Launches without a duration, left out: {num_untimed:,}."
+        untimed = f"Launches without a duration, left out: {num_untimed:,}."
+        yield Caveat("untimed_launches", untimed)
     if any(launch.is_rounded for launch in timed):
-        yield (
+        yield Caveat(
+            "rounded_times",
             "Times are rounded in this file, as they are written in larger units than "
-            "nanoseconds: export it with --print-units base."
+            "nanoseconds: export it with --print-units base.",
         )
     if all(launch.dram_read_bytes is None or launch.dram_written_bytes is None for launch in timed):
-        yield (
+        yield Caveat(
+            "no_traffic",
             "The traffic with the device's memory was not counted: add "
-            "--metrics dram__bytes_read.sum,dram__bytes_write.sum."
+            "--metrics dram__bytes_read.sum,dram__bytes_write.sum.",
         )
     if table.num_other_lines:
-        yield f"Lines, or results, that are no launch of a kernel: {table.num_other_lines:,}."
+        others = f"Lines, or results, that are no launch of a kernel: {table.num_other_lines:,}."
+        yield Caveat("other_lines", others)
     for said in dict.fromkeys(table.said):
-        yield f"Nsight Compute: {said}."
+        yield Caveat("profiler_message", f"Nsight Compute: {said}.")
 
 
 def _kernels(launches: list[Launch]) -> pd.DataFrame:

@@ -19,7 +19,7 @@ from kprof.collect.readers.nsys.host_ranges import ranges_of
 from kprof.collect.readers.nsys.ranks import Processes, gpus_of, processes_of
 from kprof.collect.readers.table_columns import as_declared, category, nullable
 from kprof.errors import TraceError
-from kprof.trace import NOT_RECORDED, Meta, Trace, empty
+from kprof.trace import NOT_RECORDED, Caveat, Meta, Trace, empty
 
 # For the message about a file that no reader knows.
 OPENS = "an export of Nsight Systems: *.sqlite or *.nsys-rep"
@@ -114,7 +114,7 @@ def _read_export(export: Path, named: Path, known: Mapping[int, int]) -> Trace:
             caveats=(
                 *_caveats(kernels, ranges, special),
                 *_caveats_of_processes(processes, known),
-                *messages_of(database),
+                *(Caveat("profiler_message", said) for said in messages_of(database)),
                 *_damage_in(database.name, num_activities, num_ranges),
             ),
         )
@@ -276,46 +276,58 @@ def base_time_ns_of(database: Database) -> int | None:
     return starts[0] - int(shift)
 
 
-def _caveats(kernels: pd.DataFrame, ranges: pd.DataFrame, special: Counter[str]) -> Iterator[str]:
+def _caveats(
+    kernels: pd.DataFrame, ranges: pd.DataFrame, special: Counter[str]
+) -> Iterator[Caveat]:
     if num_whole := int((kernels["activity"] == "graph").sum()):
-        yield (
+        yield Caveat(
+            "whole_graphs",
             f"Replays of CUDA graphs that were recorded as a whole: {num_whole:,}. What ran in "
             "them is not known, nor how much of that time the device was idle: record with "
-            "--cuda-graph-trace=node."
+            "--cuda-graph-trace=node.",
         )
     if not (ranges["kind"] == "op").any():
-        yield (
+        yield Caveat(
+            "no_operators",
             "Nsight Systems records no operators of PyTorch: activities are traced to runtime "
             "calls and NVTX ranges alone. `kprof run --nsys` adds the operators, as "
-            "torch.autograd.profiler.emit_nvtx does."
+            "torch.autograd.profiler.emit_nvtx does.",
         )
     elif ranges["input_shapes"].isna().all():
-        yield "Operators were recorded without shapes: emit_nvtx(record_shapes=True) writes them."
+        yield Caveat(
+            "no_shapes",
+            "Operators were recorded without shapes: emit_nvtx(record_shapes=True) writes them.",
+        )
     else:
-        yield (
+        yield Caveat(
+            "no_input_types",
             "NVTX ranges tell the shapes of operators' inputs, not their types, so that the work "
-            "of operators is not known; torch's profiler records both."
+            "of operators is not known; torch's profiler records both.",
         )
     if not (ranges["kind"] != "runtime").any():
-        yield "The trace holds no NVTX range, so its launches have no names."
+        yield Caveat("no_nvtx", "The trace holds no NVTX range, so its launches have no names.")
     if special["open"]:
-        yield f"Ranges still open where the trace ends, cut there: {special['open']:,}."
+        still_open = f"Ranges still open where the trace ends, cut there: {special['open']:,}."
+        yield Caveat("open_ranges", still_open)
     if special["crossing"]:
-        yield (
+        yield Caveat(
+            "crossing_ranges",
             "NVTX ranges that one thread started and another ended, left out since nothing "
-            f"nests in them: {special['crossing']:,}."
+            f"nests in them: {special['crossing']:,}.",
         )
 
 
-def _caveats_of_processes(processes: Processes, known: Mapping[int, int]) -> Iterator[str]:
+def _caveats_of_processes(processes: Processes, known: Mapping[int, int]) -> Iterator[Caveat]:
     unknown = [str(pid) for pid in processes.pids if pid not in known]
     if unknown and len(processes.pids) > 1:
-        yield (
+        yield Caveat(
+            "ranks_by_process",
             "Nsight Systems does not tell the ranks of a job: the processes that used a GPU are "
-            f"numbered in the order of their ids ({', '.join(unknown)})."
+            f"numbered in the order of their ids ({', '.join(unknown)}).",
         )
     if processes.num_without:
-        yield f"Processes that used no GPU, left out: {processes.num_without}."
+        without = f"Processes that used no GPU, left out: {processes.num_without}."
+        yield Caveat("processes_without_gpu", without)
 
 
 def messages_of(database: Database) -> list[str]:
@@ -336,10 +348,11 @@ def messages_of(database: Database) -> list[str]:
     return messages
 
 
-def _damage_in(name: str, num_activities: int, num_ranges: int) -> Iterator[str]:
+def _damage_in(name: str, num_activities: int, num_ranges: int) -> Iterator[Caveat]:
     if num_activities or num_ranges:
-        yield (
+        yield Caveat(
+            "damaged_records",
             f"{name} is damaged: rows without numbers, that end before they start, or on pages "
             f"that cannot be read are left out, {num_activities:,} of devices and {num_ranges:,} "
-            "of the host."
+            "of the host.",
         )

@@ -18,7 +18,7 @@ import pandas as pd
 from kprof.collect.readers.table_columns import as_declared, places
 from kprof.collect.trace_file import content_of
 from kprof.errors import TraceError
-from kprof.trace import NOT_RECORDED, Gpu, Meta, Trace, empty
+from kprof.trace import NOT_RECORDED, Caveat, Gpu, Meta, Trace, empty
 
 # For the message about a file that no reader knows.
 OPENS = "a profile of Proton: *.hatchet"
@@ -209,9 +209,11 @@ def read_timeline(path: Path) -> Trace:
     if not launches:
         raise TraceError(f"{path.name} is a trace of Proton without any launch", fix=RECORD)
     base = [line.baseTimeNanoseconds for line in lines if line.baseTimeNanoseconds is not None]
-    caveats = ["The call paths of launches are in the file, but no times of theirs: no modules."]
+    paths = "The call paths of launches are in the file, but no times of theirs: no modules."
+    caveats = [Caveat("untimed_paths", paths)]
     if len(events) > len(launches):
-        caveats.append(f"Events that are no launches, left out: {len(events) - len(launches):,}.")
+        others = f"Events that are no launches, left out: {len(events) - len(launches):,}."
+        caveats.append(Caveat("other_events", others))
     meta = Meta(
         source=path.name,
         tool="proton",
@@ -397,20 +399,23 @@ def _gpus(devices: Devices) -> Iterator[Gpu]:
             yield Gpu(int(index), name, num_sms if isinstance(num_sms, int) else None)
 
 
-def _caveats(rows: Rows) -> Iterator[str]:
-    yield (
+def _caveats(rows: Rows) -> Iterator[Caveat]:
+    yield Caveat(
+        "summed_launches",
         "Each row adds up all launches of a kernel on one call path: single launches, their order "
-        "and what overlapped are not recorded."
+        "and what overlapped are not recorded.",
     )
     if rows.own_launches:
-        yield (
+        yield Caveat(
+            "metadata_launches",
             f"Launches by which Proton asked kernels for their metadata, left out: "
-            f"{rows.own_launches:,}, which took {rows.own_ns:,} ns."
+            f"{rows.own_launches:,}, which took {rows.own_ns:,} ns.",
         )
     if rows.num_untyped:
-        yield (
+        yield Caveat(
+            "untyped_flops",
             "Declared FLOPs of no type, or of several types at once, are left out on "
-            f"{rows.num_untyped:,} call paths: declare flops8, flops16, flops32 or flops64."
+            f"{rows.num_untyped:,} call paths: declare flops8, flops16, flops32 or flops64.",
         )
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from kprof.collect.readers.kineto.damage import UNREADABLE
-from kprof.trace import CompiledCode, CompiledLaunch, Trace
+from kprof.trace import Caveat, CompiledCode, CompiledLaunch, Trace
 
 # The modules around an operator, outermost first, for each module that the code may serve.
 Stacks = tuple[tuple[str, ...], ...]
@@ -93,7 +93,10 @@ def add_notes(trace: Trace, part: Path) -> Trace:
         with gzip.open(path) as file:
             codes = msgspec.json.decode(file.read(), type=Notes).codes
     except (OSError, EOFError, zlib.error, *UNREADABLE) as error:
-        lost = f"{path.name} of {part.name} is damaged, so compiled modules are not named: {error}."
+        lost = Caveat(
+            "damaged_compiler_notes",
+            f"{path.name} of {part.name} is damaged, so compiled modules are not named: {error}.",
+        )
         return replace(trace, meta=replace(trace.meta, caveats=(*trace.meta.caveats, lost)))
     # Code out of a cache may stand for another model's equal graph, with names of its own. Those
     # of a backward graph do not show it: Inductor adds to them.

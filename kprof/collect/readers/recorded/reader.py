@@ -26,7 +26,7 @@ from kprof.collect.readers.recorded.sampled_counters import with_samples
 from kprof.device import Device
 from kprof.errors import TraceError, counted
 from kprof.findings import DryRun
-from kprof.trace import Recording, Trace, empty
+from kprof.trace import Caveat, Recording, Trace, empty
 
 _WINDOW = re.compile(r"window-([0-9]{1,9})\.json(?:\.gz)?")
 
@@ -107,9 +107,11 @@ def read(path: Path) -> Trace:
     else:
         traces, recorders, num_without = _with_device(*_of_torch(raw, path.name))
     trace = merge(traces, path.name)
-    caveats = [*trace.meta.caveats, *(caveat for r in recorders for caveat in r.caveats)]
+    told = (Caveat("recorder", text) for recorder in recorders for text in recorder.caveats)
+    caveats = [*trace.meta.caveats, *told]
     if num_without:
-        caveats.append(f"Recorded processes that used no GPU, left out: {num_without}.")
+        without = f"Recorded processes that used no GPU, left out: {num_without}."
+        caveats.append(Caveat("processes_without_gpu", without))
     meta = replace(
         trace.meta,
         source=path.name,
@@ -128,7 +130,8 @@ def read(path: Path) -> Trace:
     )
     if meta.base_time_ns is None and (raw / "nvml.jsonl").is_file():
         unplaced = "Power and clocks are left out: the trace does not tell its wall time."
-        meta = replace(meta, caveats=(*meta.caveats, unplaced))
+        caveat = Caveat("power_left_out", unplaced)
+        meta = replace(meta, caveats=(*meta.caveats, caveat))
     samples = _nvml_samples(raw / "nvml.jsonl", meta.base_time_ns)
     if len(samples):
         both = pd.concat([trace.samples, samples], ignore_index=True)
@@ -162,17 +165,18 @@ def _of_nsight(raw: Path) -> tuple[list[Trace], list[Recorder]]:
     return [replace(trace, meta=replace(trace.meta, caveats=caveats))], recorders
 
 
-def _untraced(trace: Trace, recorders: list[Recorder]) -> Iterator[str]:
+def _untraced(trace: Trace, recorders: list[Recorder]) -> Iterator[Caveat]:
     """Tell of ranks whose steps lay outside the window, which one rank opens for all."""
     is_own = is_own_step(trace.ranges)
     traced = trace.ranges["rank"][is_own].value_counts()
     for recorder in recorders:
         rank, number = recorder.rank or 0, sum(step.recorded for step in recorder.steps)
         if number > traced.get(rank, 0):
-            yield (
+            yield Caveat(
+                "steps_outside_window",
                 f"Rank {rank} marked {counted(number, 'step')}, and {traced.get(rank, 0)} of them "
                 "lie in the trace: it was not in step with the rank that opens and closes the "
-                "window."
+                "window.",
             )
 
 
@@ -201,10 +205,13 @@ def _of_torch(raw: Path, name: str) -> tuple[list[Trace], list[Recorder]]:
         for (part, window), recorder in zip(windows, recorders, strict=True)
     ]
     if others:
-        recorders[0].caveats.append(
+        caveat = Caveat(
+            "other_windows",
             "Of several windows of a process one is analyzed. Left out, to be opened apart: "
-            f"{', '.join(others)}."
+            f"{', '.join(others)}.",
         )
+        meta = traces[0].meta
+        traces[0] = replace(traces[0], meta=replace(meta, caveats=(*meta.caveats, caveat)))
     return traces, recorders
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from kprof.collect.readers.kineto.damage import UNREADABLE
-from kprof.trace import Trace, columns_of
+from kprof.trace import Caveat, Trace, columns_of
 
 FILE = "counters.json"
 QUANTITIES = {
@@ -80,7 +80,8 @@ def with_samples(trace: Trace, part: Path) -> Trace:
     except (OSError, *UNREADABLE) as error:
         return _without(trace, f"{FILE} cannot be read: {error}")
     if sampled.problem is not None:
-        return _noted(trace, f"Counters were not sampled: {sampled.problem}.")
+        why = f"Counters were not sampled: {sampled.problem}."
+        return _noted(trace, Caveat("no_counters", why))
     mine = (trace.kernels["device"] == sampled.device).to_numpy(bool)
     busy = busy_of(trace.kernels[mine])
     found = place(np.array(sampled.values.get(ANCHOR, []), dtype=np.float64), sampled, busy)
@@ -95,14 +96,15 @@ def with_samples(trace: Trace, part: Path) -> Trace:
     )
     if lost := sampled.num_populated - len(sampled.values.get(ANCHOR, [])):
         caveat += f" Samples that CUPTI did not complete: {lost:,}."
-    return _noted(replace(trace, samples=samples), caveat)
+    return _noted(replace(trace, samples=samples), Caveat("sampled_counters", caveat))
 
 
 def _without(trace: Trace, why: str) -> Trace:
-    return _noted(trace, f"Counters were sampled, but are left out: {why}.")
+    told = f"Counters were sampled, but are left out: {why}."
+    return _noted(trace, Caveat("counters_left_out", told))
 
 
-def _noted(trace: Trace, caveat: str) -> Trace:
+def _noted(trace: Trace, caveat: Caveat) -> Trace:
     return replace(trace, meta=replace(trace.meta, caveats=(*trace.meta.caveats, caveat)))
 
 

@@ -66,7 +66,7 @@ def _doubts(evidence: Evidence) -> list[tuple[str, str]]:
         ]
     for number, run in enumerate(evidence.runs):
         about = _name_of(number, len(evidence.runs))
-        rows += [(about, caveat) for caveat in run.meta.caveats]
+        rows += [(about, caveat.text) for caveat in run.meta.caveats]
         for check in audit(run):
             if check.verdict in DOUBTFUL:
                 found = f"{_sentence(f'{check.name}: {check.evidence}')} {_sentence(check.meaning)}"
