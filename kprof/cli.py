@@ -143,7 +143,7 @@ def _write(answer: Answer) -> OSError | None:
     except SystemExit:  # How rich answers a reader that has gone.
         return None
     except OSError as error:
-        # Whatever is left in the buffer must not fail again when the interpreter ends.
+        # The rest of the buffer must not fail again when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return None if isinstance(error, BrokenPipeError) else error
     return None

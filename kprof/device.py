@@ -17,7 +17,7 @@ THROTTLE_REASONS = {
     0x80: "power brake",
     0x100: "display clocks",
 }
-# Being idle and being set by the user slow nothing that somebody wanted fast.
+# Idle clocks and clocks that the user set slow no work that should be fast.
 HARMLESS_REASONS = 0x1 | 0x2 | 0x100
 # Heat, or a fault of the supply. The power cap is not among them: under it large products run.
 BRAKES = 0x8 | 0x20 | 0x40 | 0x80

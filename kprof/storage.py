@@ -105,7 +105,7 @@ def is_run(folder: Path) -> bool:
 
 
 def remove_empty(folder: Path) -> None:
-    """Remove the folder of a workload that recorded nothing; whatever else lies there stays."""
+    """Remove the folder of a workload that recorded nothing; other files there stay."""
     raw = folder / "raw"
     if not any(raw.glob("rank*-pid*")):
         for name in ("launch.json", "nvml.jsonl", "nsys.log"):

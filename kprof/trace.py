@@ -195,7 +195,7 @@ class Prediction:
     """Mean of the recorded steps of the slowest rank; the whole window where there are none."""
     predicted_step_ns: int | None = None
     amdahl_step_ns: int | None = None
-    """The step less the time taken off its activities, whatever else bounds it."""
+    """The step less the time taken off its activities, without any other bound."""
     uncertainty_ns: int | None = None
     """At least the error of replaying the unchanged recording on the measured steps, and the change
     of the predicted step with the host's time, as that varies in unrecorded steps."""

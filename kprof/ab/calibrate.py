@@ -57,7 +57,7 @@ Tell = Callable[[str], None]
 Show = Callable[[str, Floats], None]
 
 
-def show_nobody(name: str, samples: Floats) -> None:
+def show_nothing(name: str, samples: Floats) -> None:
     """Leave the samples alone."""
 
 
@@ -79,7 +79,7 @@ def calibrate(
     tell: Tell,
     *,
     quick: bool = False,
-    show: Show = show_nobody,
+    show: Show = show_nothing,
 ) -> Iterator[Calibration]:
     """Judge comparisons taken on this machine: on the GPU at hand, else on the host's clock.
 
@@ -194,7 +194,7 @@ class _Stage:
 
     @property
     def longest_s(self) -> float:
-        """When it ends, whatever it has by then."""
+        """When it ends, with the comparisons that it has by then."""
         return LONGEST_S if self.effect or self.duty else LONGEST_SAME_S
 
 
@@ -202,7 +202,7 @@ class _Bench:
     """Takes comparisons of work whose truth is known, one after the other."""
 
     def __init__(
-        self, machine: Machine, plan: Plan, order: Random, tell: Tell, show: Show = show_nobody
+        self, machine: Machine, plan: Plan, order: Random, tell: Tell, show: Show = show_nothing
     ) -> None:
         self._machine, self._plan, self._order = machine, plan, order
         self._tell, self._show = tell, show

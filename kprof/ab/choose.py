@@ -2,7 +2,7 @@
 
 A first process switches between the workload as it is and each candidate in turn. Every window with
 a candidate is compared with one as it is, in turn the one before and the one after it: so a drift
-cancels, and a difference is as likely above as below the true one, whatever the noise. The mean of
+cancels, and a difference is as likely above as below the true one, under any noise. The mean of
 both would not do: under noise with spikes it chose a neutral candidate in 16 % of 120 windows.
 
 The comparison that follows takes new samples in a new process, so the choice does not flatter its
@@ -402,7 +402,7 @@ def _looked_at(one: Tried, ratios: Floats, alpha: float) -> Tried:
 def _after_crash(entries: Path, arm: str) -> tuple[str | None, str, list[Tried]]:
     """Return the candidate that was in when the workload ended, why, and those that cannot run.
 
-    A process that an exception ends leaves the candidate on its way out, and may drop it then; why
+    A process that an exception ends leaves the candidate before it exits, and may drop it then; why
     is empty unless that is the reason for the end.
     """
     lines = _lines_of(entries)

@@ -105,7 +105,7 @@ def add(
 
 
 def predict(folder: Path, name: str, gain: tuple[float, float]) -> Entry:
-    """Add what somebody predicts of a change that no rule proposes, as shares of a step.
+    """Add a prediction of a change that no rule proposes, as shares of a step.
 
     Raises:
         KprofError: there is no run yet, or the interval is none.

@@ -244,7 +244,7 @@ def _on_one_clock(
 ) -> tuple[list[Trace], int | None, tuple[str | None, Literal["good", "limited"] | None]]:
     """Return all on one clock, the wall time of its zero, and how far the clocks agree: its grade.
 
-    Several recordings of one rank share no collective, whatever the numbers of those say.
+    Several recordings of one rank share no collective, even with equal numbers.
     """
     bases = [trace.meta.base_time_ns for trace in traces]
     known = [base for base in bases if base is not None]

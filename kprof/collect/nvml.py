@@ -262,7 +262,7 @@ def read_with_processes(nvml: Nvml, index: int) -> Sample:
 
 
 class Tail:
-    """The lines of a file that somebody is writing, each once it is complete."""
+    """The lines of a file that is being written, each once it is complete."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

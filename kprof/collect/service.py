@@ -1,4 +1,4 @@
-"""Records windows of a process that never ends, whenever somebody asks: the launcher's side."""
+"""Records windows of a process that never ends, on request: the launcher's side."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ class TrialError(KprofError):
 
 
 class TrialInterrupted(KeyboardInterrupt):
-    """Somebody pressed Ctrl-C; `trial` has what was measured before."""
+    """The user pressed Ctrl-C; `trial` has the measurements before it."""
 
     def __init__(self, trial: Trial) -> None:
         super().__init__()
@@ -342,7 +342,7 @@ def run_trial(
     Raises:
         LaunchError: it cannot be started, or the folder holds another trial.
         TrialError: it crashed, the patch of its arm B did, or `why_to_end` ended it.
-        TrialInterrupted: somebody pressed Ctrl-C.
+        TrialInterrupted: the user pressed Ctrl-C.
     """
     raw = folder.resolve() / "raw"
     if raw.exists():
@@ -418,7 +418,7 @@ def _send(processes: set[Process], number: int) -> None:
 
 @contextlib.contextmanager
 def ending(workload: Workload) -> Iterator[None]:
-    """End the workload behind this block, whatever ends the block."""
+    """End the workload after this block, also after an exception."""
     number = signal.SIGTERM
     try:
         with _leaving_on_signals():

@@ -113,7 +113,7 @@ def run(
     if outcome.opened is None:
         raise typer.Exit(outcome.exit_code)
     opened = outcome.opened
-    # Whatever becomes of the output, the exit code is the workload's.
+    # The exit code is the workload's, also where the output fails.
     last = f"report: {opened.report}"
     source = opened.trace.meta.source
     answer = Answer(source, opened.summary, None, last, outcome.exit_code, if_unwritten=None)

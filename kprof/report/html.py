@@ -155,7 +155,7 @@ def render_page(title: str, sections: list[Section], subtitle: str = "") -> str:
 
 
 def embed_json(value: object) -> str:
-    """Return compact JSON that can stand inside a script element, whatever names it holds."""
+    """Return compact JSON that can stand inside a script element, with any names."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")

@@ -1,4 +1,4 @@
-"""A progress bar on stderr for whatever takes longer than two seconds."""
+"""A progress bar on stderr for work that takes longer than two seconds."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ class _Tree:
     made_by: np.ndarray
     """For a node, the forward operator that made it."""
     is_backward: np.ndarray
-    """Whether autograd's engine ran it, for whatever purpose."""
+    """Whether autograd's engine ran it, for any purpose."""
 
 
 def _call_tree(ranges: pd.DataFrame) -> _Tree:
@@ -259,7 +259,7 @@ def _told_phases(ranges: pd.DataFrame) -> np.ndarray:
 
 
 def _steps(ranges: pd.DataFrame, launch: np.ndarray) -> pd.arrays.IntegerArray:
-    """Return the step during which each launch was made, on whatever thread."""
+    """Return the step during which each launch was made, on any thread."""
     row = _running(ranges, step_rows(ranges), launch)
     names = ranges["name"].cat
     number = np.array([number_in(str(name)) for name in names.categories] + [NO_ROW])

@@ -316,7 +316,7 @@ OP_RULES: tuple[tuple[str, str], ...] = (
     ("gemm", r"::(_scaled_|_int_|_grouped_)?(mm|bmm|addmm|baddbmm|matmul|linear|addmv|mv|dot)_?\b"),
     # A recurrent layer of the host spends its time in its GEMMs.
     ("gemm", r"::(mkldnn_(rnn_layer|linear)|_mkl_linear|_linear_pointwise)"),
-    # GEMMs of other libraries, whatever their operands are packed as.
+    # GEMMs of other libraries, with operands packed in any way.
     ("gemm", r"::\w+_(?<!quantize_)(linear|matmul|gemm|b?mm)$"),
     ("sort", r"::(sort|argsort|topk|msort|kthvalue|unique)"),
     ("random", r"::(rand|normal_|uniform_|bernoulli|multinomial|native_dropout|exponential_)"),

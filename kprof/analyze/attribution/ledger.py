@@ -160,7 +160,7 @@ def _count_streams(kernels: pd.DataFrame) -> int | None:
 def _knows_calls(trace: Trace) -> bool:
     """Tell whether calls of the host were recorded on every rank that used a device.
 
-    Without a timeline there are sums alone, of what was launched by whatever call.
+    Without a timeline there are sums alone, of launches by any call.
     """
     is_call = (trace.ranges["kind"] == "runtime").to_numpy(bool)
     ranks = set(trace.kernels["rank"].unique()) - set(trace.ranges["rank"][is_call].unique())
@@ -277,7 +277,7 @@ def _counted(rank: int, has_activity: np.ndarray) -> Launches:
 
 
 def _is_within(moment: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Tell which moments lie in a capture, on whatever thread.
+    """Tell which moments lie in a capture, on any thread.
 
     One that began before the recording, or ends after it, is known by its other end alone.
     """

@@ -181,7 +181,7 @@ def why_no_memory(trace: Trace) -> Unanswered | None:
 
 
 def _again(trace: Trace, with_kprof: str, with_torch: str) -> str:
-    """Say how to record again: as it was recorded, by kprof or by somebody else.
+    """Say how to record again: as it was recorded, by kprof or by another tool.
 
     `with_torch` is empty where torch's profiler alone cannot tell. Nsight has none of its options.
     """

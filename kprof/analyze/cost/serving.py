@@ -71,7 +71,7 @@ def in_micro_dollars(parts_usd: Sequence[float]) -> list[int]:
 
 
 def add_steps(sheet: Sheet) -> None:
-    """Add what steps cost, whatever they do."""
+    """Add the cost of steps of any work."""
     seconds, gpus, ov = sheet.facts.step_s, sheet.facts.gpus, sheet.assumed.overhead
     if seconds is None or not sheet.has("Steps", "price", "gpus") or gpus is None:
         return

@@ -163,7 +163,7 @@ def collective_waits(trace: Trace) -> pd.DataFrame | None:
     """Return the collectives that several ranks took part in, and how long each waited in them.
 
     A collective ends on all ranks together, so one that takes longer than the shortest of them
-    waited for the rest of its time, whatever the ranks' clocks say. `exposed_ns` is the part in
+    waited for the rest of its time, on any offset of the ranks' clocks. `exposed_ns` is the part in
     which nothing else ran on the device. None where one rank was recorded, or no numbers tell
     which collectives belong together. Columns: `row` in `kernels`, `rank`, `group`, `number`,
     `collective`, `step`, `start_ns`, `waiting_ns`, `exposed_ns`.

@@ -35,7 +35,7 @@ BETWEEN_KERNELS = Fraction(3, 7)
 BETWEEN_KERNELS_LIMITS = Fraction(2, 7), Fraction(8, 7)
 # The latency over the median time between two queued kernels, on the same GPUs.
 LATENCY_IN_PAUSES = Fraction(70, 11)
-# A launch so many latencies before the end of what ran before was in the queue, whatever it cost.
+# A launch so many latencies before the end of what ran before was in the queue, at any cost.
 QUEUED_EARLY = 4
 
 INSIDE, BEFORE, AFTER = 0, 1, 2
@@ -353,7 +353,7 @@ def _devices_part(evidence: Evidence, rest: np.ndarray) -> tuple[np.ndarray, np.
     is_collective = (kernels["kind"] == "collective").to_numpy(bool)
     is_known = (launch.row[row] != NOTHING) & (before != NOTHING)
     crosses = is_known & (stream[row] != stream[before])
-    # A node of a graph waits for other nodes of it, on whatever stream.
+    # A node of a graph waits for other nodes of it, on any stream.
     is_node = is_known & ~launch.is_first[row]
     is_short = _is_short(gaps, evidence.floor_ns)[rest]
     cause = np.full(len(rest), UNKNOWN)

@@ -24,7 +24,7 @@ class Agreement:
     num_agreeing: int
     num_differing: int
     num_borderline: int
-    """Launches that counters put within 5 points of a border, whatever the work says."""
+    """Launches that counters put within 5 points of a border."""
 
     @property
     def share(self) -> float | None:

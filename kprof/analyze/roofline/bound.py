@@ -62,7 +62,7 @@ _OPERAND = 5
 """An address of 64 bits, and a load or a store."""
 
 _DIMENSION = 10
-"""A division by a magic number, a remainder, and the way out of the loop."""
+"""A division by a magic number, a remainder, and the branch that leaves the loop."""
 
 _CAST = 12
 """Finding an operand's type among those of PyTorch."""

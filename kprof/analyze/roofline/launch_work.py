@@ -359,7 +359,7 @@ def find_alike(kernels: pd.DataFrame, is_known: np.ndarray, num_bytes: np.ndarra
     `is_known` tells which rows' work, `num_bytes`, is exact.
     """
     found = np.full(len(kernels), NO_ROW, dtype=np.int64)
-    # A collective takes as long as the others make it wait, whatever its message.
+    # A collective takes as long as the others make it wait, with a message of any size.
     tells = (kernels["grid"].notna() & (kernels["kind"] != "collective")).to_numpy()
     asked, known = np.flatnonzero(~is_known & tells), np.flatnonzero(is_known & tells)
     if not len(asked) or not len(known):

@@ -98,7 +98,7 @@ def _lateness(runs: Sequence[Responses], targets: Sequence[Target]) -> list[str]
 
 
 def _ranges(runs: Sequence[Responses], targets: Sequence[Target]) -> list[str]:
-    """Say where a time is known to within a range only, whatever the client's lateness."""
+    """Say where a time is known to within a range only, apart from the client's lateness."""
     rows = [row for run in runs for row in run.rows if row.outcome == "answered"]
     doubts = []
     for target in targets:

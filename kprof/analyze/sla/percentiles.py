@@ -46,7 +46,7 @@ def ranks_of(num_samples: int, quantile: Fraction, confidence: float = CONFIDENC
 
 
 def is_provable(quantile: Fraction) -> bool:
-    """Tell whether a number of samples that somebody can take bounds a quantile."""
+    """Tell whether a practical number of samples bounds a quantile."""
     return LEAST_TAIL <= quantile <= 1 - LEAST_TAIL
 
 

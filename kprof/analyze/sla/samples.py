@@ -211,7 +211,7 @@ def _after_first_chunk(response: Response) -> Range:
 
 
 def _waited(response: Response) -> float:
-    """Return how long somebody surely waited for a request that was cancelled."""
+    """Return the least time that a client waited for a request that was cancelled."""
     end_ns = _end_ns(response)
     return 0.0 if end_ns is None else float(end_ns - response.sent_ns)
 

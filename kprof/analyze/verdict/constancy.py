@@ -158,7 +158,7 @@ class Waves:
 def find_waves(differences: Floats, margin: float) -> Waves:
     """Look for log ratios that are like those of the pairs before them.
 
-    Whatever A and B share enters a pair with the sign of a coin, so that neighbours are not alike
+    Noise that A and B share enters a pair with the sign of a coin, so that neighbours are not alike
     by it. Where they are, the pairs hold less than as many independent ones would.
     """
     num_pairs = differences.shape[-1]

@@ -19,7 +19,7 @@ FEWEST_SAMPLES = 100
 0.6 % of comparisons, 0.95 to the power of 100."""
 SHARE_OF_STALLS = 0.2
 """The part of the error that the mean's bound may make with so many samples, 1 % of 5 %. With fewer
-it has all of it: rare stalls are missed more often than that, whatever the bound."""
+it has all of it: rare stalls are missed more often than that by any bound."""
 NUM_HALVINGS = 40
 # Beyond so many standard deviations the saddlepoint's formula is exact enough; nearer, it divides 0
 # by 0, and the chance is near one half.

@@ -2,9 +2,9 @@
 
 The order inside a pair is a fair coin, so a difference less the true shift is as likely + as -,
 given all before it and its own size. A gambler who stakes on + with the right odds,
-2 / (1 + exp(-2 bet x)), then has an expected gain of exactly 1, whatever the noise: the capital
+2 / (1 + exp(-2 bet x)), then has an expected gain of exactly 1 under any noise: the capital
 is a martingale, and one that starts at 1 ever reaches 1/alpha with a chance of at most alpha
-(Ville 1939). Shifts against which somebody would have won so much are left out of the interval.
+(Ville 1939). Shifts against which a gambler would have won so much are left out of the interval.
 
 Among tests of symmetry this martingale dominates the self-normalised normal mixture of de la Peña
 (Ramdas, Ruf, Larsson and Koolen 2020, arXiv 2009.03167; Vovk and Wang 2024, arXiv 2208.08925).

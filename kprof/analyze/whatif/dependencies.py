@@ -423,7 +423,7 @@ def _spawning(program: HostProgram) -> list[Parts]:
 
 
 def _keys(program: HostProgram, those: Activities) -> np.ndarray:
-    """Return for each node its place in time, so that whatever an edge comes from lies before."""
+    """Return for each node its place in time: sources of edges lie before their targets."""
     keys = 2 * program.time_ns + 2 * (program.what == WAIT_END)
     keys = pd.Series(keys).groupby(program.program).cummax().to_numpy(np.int64)
     launched = np.where(those.point != NOTHING, np.append(keys, 0)[those.point] + 1, -(2**62))

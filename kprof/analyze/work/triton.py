@@ -73,7 +73,7 @@ def _whole_buffers(inputs: Inputs) -> Work | None:
 
 
 def hand_written(inputs: Inputs) -> Work | None:
-    """Model a kernel that somebody wrote by hand: at most it reads and writes all it was given."""
+    """Model a kernel written by hand: it reads and writes at most all its arguments."""
     buffers = inputs.tensors()
     if not buffers:
         return None

@@ -14,7 +14,7 @@ def _nothing(inputs: Inputs) -> Work | None:
 
 
 def _nothing_of(inputs: Inputs) -> Work | None:
-    """Model an operator that moves no element, whatever it was given."""
+    """Model an operator that moves no element, with any arguments."""
     return Work(0, 0) if inputs.dtypes else None
 
 

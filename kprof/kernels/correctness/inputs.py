@@ -48,7 +48,7 @@ class Draw:
         """Return normal values, or such of both signs: weights, and what else is tame."""
         values = self._normal(shape) * scale + shift
         if self.case.distribution == "negative":
-            # Weights of both signs, whatever the shift.
+            # Weights of both signs with any shift.
             values *= torch.where(self._normal(shape) < 0, -1.0, 1.0)
         return self._place(values)
 

@@ -1,4 +1,4 @@
-"""L0: does the new code do what any function must, whatever it computes?
+"""L0: does the new code do what every function must do?
 
 Every check is made of the replaced code, too: its own faults are noted, and not held against the
 new code. Checks: single calls, repeats, batch invariance, unwritten memory, streams and CUDA
@@ -115,7 +115,7 @@ def _rows_count(subject: Subject, function: Function, case: Case, size: int) -> 
 
 
 SLEEP_CYCLES = 20_000_000
-"""About ten milliseconds: whoever does not wait for the stream is far ahead of it."""
+"""About ten milliseconds: code that does not wait for the stream is far ahead of it."""
 NUM_WARM_UPS = 3
 
 
@@ -350,7 +350,7 @@ def _nudged(tensor: Tensor) -> Tensor:
 
 
 def _find_tired(subject: Subject, function: Function, case: Case) -> Iterator[str]:
-    """Find code that stops working after many calls, or while somebody looks at the clock."""
+    """Find code that stops working after many calls, or between two readings of the clock."""
     values = draw(subject, replace(case, seed=case.seed + 2))
     buffers = copy_of(values)
     returned: object = None
@@ -406,7 +406,7 @@ def check_integrity(subject: Subject, timing: Timing | None = None) -> Level:
     if all(one.is_met for one in measures):
         # Of code that is wrong at once, many calls tell nothing more.
         measures += [_count(name, look, subject, cases, notes) for name, look in BEYOND.items()]
-    # What was patched stays so, whoever did it: no time that is measured now is one.
+    # Patched timers stay patched: no time that is measured now is valid.
     patched = find_patched_timers()
     measures.append(
         Measure("clocks are genuine", len(patched), 0, None, "faults", where=", ".join(patched))
@@ -457,7 +457,7 @@ def _count(
     own = [fault for case in cases for fault in _faults_of(look, subject, subject.replaced, case)]
     if own:
         notes.append(f"{name}: the replaced code does so, too: {own[0]}")
-    # Each sort of fault by itself: to write where it must not excuses nobody who is wrong.
+    # Each sort of fault by itself: a forbidden write does not excuse a wrong result.
     excused = Counter(map(_sort_of, own))
     found = [fault for fault in new if not _is_excused(fault[0], excused)]
     fault, case = (found or new)[0]
@@ -471,7 +471,7 @@ def _is_excused(fault: str, excused: Counter[str]) -> bool:
 
 
 def _sort_of(fault: str) -> str:
-    """Return what a fault says, whatever its numbers."""
+    """Return the words of a fault without its numbers."""
     return re.sub(r"\d[\d.e+-]*", "#", fault)
 
 
@@ -483,7 +483,7 @@ def _faults_of(look: Check, subject: Subject, function: Function, case: Case) ->
         return faults + modes.faults
     except GpuBrokenError:
         raise
-    except Exception as raised:  # noqa: BLE001 - whatever the function raises is a fault of its own
+    except Exception as raised:  # noqa: BLE001 - any exception of the function is its own fault
         return [f"raises {type(raised).__name__}: {str(raised).splitlines()[0]}"]
 
 
@@ -517,7 +517,7 @@ def _look_at_repeats(subject: Subject, function: Function, case: Case) -> Iterat
 
 
 def _look_at_poison(subject: Subject, function: Function, case: Case) -> Iterator[str]:
-    """Find results that show what memory held before: elements that nobody wrote."""
+    """Find results that show the former contents of memory: elements that were not written."""
     arguments = draw(subject, case)
     first = observe(function, subject, case, arguments)
     poison_freed(first.results.values(), LARGE_BYTE)

@@ -67,7 +67,7 @@ def find_side_effects(subject: Subject, function: Function, case: Case) -> Itera
 
 
 def find_other_forms(subject: Subject, function: Function, case: Case) -> Iterator[str]:
-    """Find results of another form than the replaced code's, whatever their values."""
+    """Find results of another form than the replaced code's, with any values."""
     if function is not subject.replaced:
         yield from _in_every_way(_find_other_form, subject, function, case)
 
@@ -98,7 +98,7 @@ def _takes(subject: Subject, case: Case) -> bool:
     """Tell whether the replaced code takes a case."""
     try:
         subject.replaced(*copy_of(draw(subject, case)))
-    except Exception:  # noqa: BLE001 - whatever it raises, the new code is not asked
+    except Exception:  # noqa: BLE001 - after any exception the new code is not called
         return False
     return True
 

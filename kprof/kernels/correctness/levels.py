@@ -208,7 +208,7 @@ class GateReport:
 
         A level that failed rejects, unless levels that do not need it show a weaker class. One that
         is undecided keeps back every class that claims it, and rejects nothing: where only such
-        levels stand between what was run and a class, nobody can say.
+        levels are missing for a class, the class is unknown.
         """
         open_ones = [name for name in NEEDS if self._is_open(name)]
         for name in open_ones:

@@ -512,7 +512,7 @@ class Survey:
     def _add_all(
         self, case: Case, group: str, new: Observed, replaced: Observed, truths: Results
     ) -> None:
-        """Add the errors of one call, or what is wrong with it whatever its errors."""
+        """Add the errors of one call, or a fault that no error measures."""
         beside = beside_all(new, replaced, truths)
         largest = largest_gradient(beside)
         for name, truth in truths.items():

@@ -92,7 +92,7 @@ class Subject:
     rows: tuple[int, ...] = ()
     """Arguments of which row i, and no other, decides row i of every result."""
     constant: tuple[int, ...] = ()
-    """Arguments that nobody writes to behind torch's back: weights, of which something is kept."""
+    """Arguments that are written to through torch alone: weights, of which something is kept."""
     precision: Precision = "same"
     stated_error: float | None = None
     """Of a lower precision: the relative L2 error against the truth that it promises."""

@@ -98,7 +98,7 @@ def scope_of(subject: Subject, tried: Tried) -> Scope:
             sizes.append(Size(name, None, () if subject.refuses else tuple(known)))
     return Scope(
         sizes=tuple(sizes),
-        # Of code that declares its limits, and whose rows nobody can arrange otherwise, any.
+        # Any, of code that declares its limits and whose rows cannot be arranged otherwise.
         num_dimensions=tuple(sorted(tried.num_dimensions))
         if subject.rows or not subject.refuses
         else (),

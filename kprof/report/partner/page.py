@@ -120,7 +120,7 @@ _FOLDER = Path(__file__).parent
 
 
 def render_page(title: str, subtitle: str, mark: str, chapters: Sequence[nouns.Chapter]) -> str:
-    """Return the text of the page; every text is escaped here, whatever it says."""
+    """Return the text of the page; every text is escaped here."""
     style, script = (_read(f"page.{kind}") for kind in ("css", "js"))
     return _template().render(
         title=title,

@@ -93,7 +93,7 @@ def _unit_of(time_ns: float) -> tuple[float, str]:
 
 
 def exact_time(time_ns: float) -> str:
-    """Write a time that somebody set, with all its digits."""
+    """Write a time that the user set, with all its digits."""
     size, unit = _unit_of(time_ns)
     return f"{time_ns / size:,.12g} {unit}"
 

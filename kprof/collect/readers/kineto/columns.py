@@ -428,7 +428,7 @@ def _id_of(value: object) -> int:
 
 
 def keys_of(values: Sequence[Any]) -> NDArray[np.int64]:
-    """Return ids that join events as int64, equal ones for equal ids in whatever form.
+    """Return ids that join events as int64, equal ones for equal ids in any form.
 
     A number is itself, also as text, in hexadecimal and as a float. What does not fit, and any
     other text, becomes a negative number of its own.
@@ -506,7 +506,7 @@ def _note(args: Args) -> bytes:
     """Return the range and the module that torch noted of a graph's node, as a JSON list.
 
     Its tool writes them into the event: a marked text as `name`, before torch 2.14 as `str`, and
-    whatever else was marked under its own key, as torchtitan does a module.
+    other marks under their own keys, as torchtitan marks a module.
     """
     parts = args.noted_range or args.noted_range_before_2_14, args.noted_module
     if not any(map(bytes, parts)):

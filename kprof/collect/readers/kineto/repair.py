@@ -14,7 +14,7 @@ from kprof.collect.readers.kineto.cuts import LIST_OF_EVENTS
 from kprof.collect.readers.kineto.damage import UNREADABLE
 from kprof.collect.readers.kineto.events import ExactEvent
 
-# Between two events, whatever key the next one begins with.
+# Between two events; the next one may begin with any key.
 BORDER = re.compile(
     rb'\}(\s*,?\s*)\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args|id|bp|s)"\s*:', re.DOTALL
 )

@@ -1,4 +1,4 @@
-"""An Nsight Systems export as SQLite: its tables as arrays, whatever is absent."""
+"""An Nsight Systems export as SQLite: its tables as arrays; absent ones are empty."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Batch:
 
 
 RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
-# Traced only where somebody asked for them.
+# Traced only on request.
 LIBRARIES = ("CUDNN_EVENTS", "CUBLAS_EVENTS")
 TABLES = (RUNTIME, TABLE, *LIBRARIES)
 

@@ -20,7 +20,7 @@ QUANTITIES = {
     "sm__cycles_active.sum": "sm_active_cycles",
     "sm__pipe_tensor_cycles_active_realtime.sum": "tensor_active_cycles",
 }
-# Whatever runs on a GPU goes through its second-level cache.
+# All traffic of a GPU goes through its second-level cache.
 ANCHOR = "lts__t_bytes.sum"
 # Below this share of the most that went on in a sample, nothing did.
 QUIET = 0.005

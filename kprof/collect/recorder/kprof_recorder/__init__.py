@@ -47,7 +47,7 @@ def follow_the_process() -> None:
             from .start import start
 
             start(settings).follow_the_process()
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is not the workload's
+    except Exception as error:  # noqa: BLE001 - no failure here may be the workload's
         say_not_started(error)
 
 
@@ -78,7 +78,7 @@ def say_not_started(error: Exception) -> None:
 
 
 def when_imported(name: str, action: Callable[[ModuleType], None]) -> None:
-    """Call `action` with the module `name` once somebody has imported it, or now."""
+    """Call `action` with the module `name` once it is imported, or now."""
     if name in sys.modules:
         action(sys.modules[name])
         return

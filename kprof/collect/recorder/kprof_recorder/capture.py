@@ -260,7 +260,7 @@ class Capture:
                 torch.autograd._disable_profiler()
 
     def cancel(self) -> None:
-        """Give the profiler back, whatever state it is in, and forget what it recorded."""
+        """Give the profiler back in any state, and drop its recording."""
         if self._is_prepared and not self.is_running:
             with Ours():
                 self._profile.start_trace()
@@ -428,7 +428,7 @@ class Counters:
                 "the driver lets only administrators read counters (ERR_NVGPUCTRPERM): load it "
                 "with NVreg_RestrictProfilingToAdminUsers=0, or run as root"
             )
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is not the workload's
+        except Exception as error:  # noqa: BLE001 - no failure here may be the workload's
             self.problem = f"CUPTI refused, {_said(error)}"
         else:
             self._collector = collector
@@ -588,7 +588,7 @@ class NsightCapture(Capture):
 
 
 class Others:
-    """Whether somebody else in this process uses torch's profiler."""
+    """Whether other code in this process uses torch's profiler."""
 
     is_active = False
     is_ours = 0

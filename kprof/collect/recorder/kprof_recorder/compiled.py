@@ -364,7 +364,7 @@ class CompilerNotes:
         notes = self._of_code.get(name, self._of_key.get(key))
         graph = self._graphs.get(_compile_id())
         if notes is None and graph is not None and not is_backward:
-            # Dynamo traced the frame, whatever came from a cache after that.
+            # Dynamo traced the frame; later stages may have come from a cache.
             notes = graph.notes
         if is_backward and _torch_version() < NAMES_BACKWARD:
             notes = None

@@ -52,7 +52,7 @@ class Ending:
         self._is_busy = is_busy
         self._get, self._set = signal.getsignal, signal.signal
         self._is_listening = False
-        # Libraries do other things where somebody handles SIGTERM already.
+        # Libraries act differently where SIGTERM has a handler already.
         signal.getsignal = self._get_theirs
         signal.signal = self._set_theirs
         atexit.register(finish)
@@ -300,7 +300,7 @@ class ForkWarning:
             main_thread.call(self._restore)
 
     def in_child(self) -> None:
-        """Let warnings be heard again; whatever threads the child will have are its own."""
+        """Show warnings again; all threads of the child are its own."""
         main_thread.forget()
         self._restore()
         Ours.has_begun = False

@@ -74,7 +74,7 @@ class Asking:
     def _ask(self, fact: Callable[[Thing], Fact], thing: Thing) -> Fact | None:
         try:
             return fact(thing)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is not the workload's
+        except Exception as error:  # noqa: BLE001 - no failure here may be the workload's
             reason = (
                 f"The recorder stopped, because a {type(thing).__name__} could not be described "
                 f"({type(error).__name__}: {error})."
@@ -325,7 +325,7 @@ class Hooks:
         return step_and_tell
 
     def listen_again(self) -> None:
-        """Listen to what steps are told by, where somebody has replaced it since."""
+        """Listen again to the functions that mark steps, where they were replaced since."""
         for module_class in subclasses(Module):
             self.listen_to_generate(module_class)
         for optimizer in self.asking.optimizers():

@@ -172,7 +172,7 @@ class Outcome:
         _replace(path, json.dumps(told))
 
     def _is_worth_it(self, recording: Recording) -> bool:
-        """Whether a process without steps is more than somebody's helper."""
+        """Whether a process without steps is more than a helper of another."""
         if torch.utils.data.get_worker_info() is not None:
             return False
         if recording.steps or self.recorder.counter.num_counted:

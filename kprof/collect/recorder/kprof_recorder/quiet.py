@@ -106,7 +106,7 @@ class Warnings:
 class Quiet:
     """Silence inside `with`, which may be nested; what the workload's own profiler says is heard.
 
-    torch warns there of whatever another thread had under way when a recording ended.
+    torch warns there of work of another thread that was open when a recording ended.
     """
 
     def __init__(self) -> None:

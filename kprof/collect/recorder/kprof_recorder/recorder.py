@@ -348,7 +348,7 @@ class Recorder(Follower):
 
     @softly
     def block_begins(self) -> None:
-        """Record from here to `block_ends`, whatever the steps, instead of any other window."""
+        """Record from here to `block_ends` and not by steps, instead of any other window."""
         self._drop()
         self.kept = None
         self._is_block = True

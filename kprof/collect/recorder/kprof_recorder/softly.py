@@ -33,7 +33,7 @@ def softly(method: Function) -> Function:
         with self.lock:
             try:
                 return method(self, *arguments, **options)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is not the workload's
+            except Exception as error:  # noqa: BLE001 - no failure here may be the workload's
                 self.give_up(
                     f"The recorder stopped, because it failed in {method.__name__} "
                     f"({type(error).__name__}: {error})."

@@ -57,7 +57,7 @@ class Swapping:
                 self._names, str(self._path)
             )
             swap.__enter__()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is not the workload's
+        except Exception as error:  # noqa: BLE001 - no failure here may be the workload's
             self._problems.append(
                 f"{self._names} could not be swapped in ({type(error).__name__}: {error}), so the "
                 "workload ran as it is."

@@ -148,7 +148,7 @@ class WindowTimer(Follower):
         """Do nothing: nothing is recorded that could grow."""
 
     def activity(self) -> None:
-        """Note that there is work: the first time, somebody looks at what there is."""
+        """Note that there is work: the first time, look for models."""
         if self.on_activity is not None:
             self._begins_to_work(self.on_activity)
 
@@ -329,7 +329,7 @@ class Sheet:
         self._raw = raw
         self._path: Path | None = None
 
-    def write(self, kind: str, **told: Any) -> None:  # noqa: ANN401 - whatever JSON can hold
+    def write(self, kind: str, **told: Any) -> None:  # noqa: ANN401 - any JSON value
         """Write a line of this kind."""
         if self._path is None:
             folder = self._raw / f"rank{rank()}-pid{os.getpid()}"
@@ -412,13 +412,13 @@ class Patch:
             elif self._entered is not None:
                 entered, self._entered = self._entered, None
                 entered.__exit__(None, None, None)
-        except Exception as error:  # Whatever the user's code raises.
+        except Exception as error:  # Any exception of the user's code.
             doing = "entered" if arm == "B" else "left"
             shown = "".join(traceback.format_exception(error)).rstrip()
             raise PatchError(f"{self._name} cannot be {doing}.\n{shown}") from error
 
     def leave(self) -> None:
-        """Let arm A hold, whatever holds now."""
+        """Let arm A hold from now on."""
         self.turn("A")
 
 
@@ -566,7 +566,7 @@ class FollowedTurns:
         return self._next()
 
     def after(self, time_ns: float) -> Block | None:
-        """Return the block that follows, whatever this rank's own steps took."""
+        """Return the block that follows, independent of this rank's own steps."""
         return self._next()
 
     def _next(self) -> Block | None:

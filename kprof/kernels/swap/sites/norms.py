@@ -1,4 +1,4 @@
-"""Norms: modules that compute an RMSNorm or a LayerNorm of rows, whatever they are called.
+"""Norms: modules that compute an RMSNorm or a LayerNorm of rows, under any name.
 
 A probe runs the module's own code on random rows, some of them tiny, so that the rounding order and
 the place of epsilon show. The candidate that agrees tells which kernel computes the same.
