@@ -59,6 +59,7 @@ def test_the_backward_of_a_linear_layer_makes_the_gradients_that_were_asked_for(
     both = work_of("aten::mkldnn_linear_backward", x, grad, weight, [True, True, False])
     one = work_of("aten::mkldnn_linear_backward", x, grad, weight, [False, True, False])
     assert both == Work(120, 4 * (10 + 6 + 6 + 15 + 15), "fp32")
+    assert work_of("aten::mkldnn_linear_backward", x, grad, weight) == both
     assert one == Work(60, 4 * (10 + 6 + 15 + 15), "fp32")
 
 

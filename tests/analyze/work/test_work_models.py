@@ -1,3 +1,10 @@
+"""Laws of all work models, and the tensors and works that they speak of."""
+
+import contextlib
+import random
+
+import pytest
+
 from kprof.analyze.roofline.operator_work import find_model
 from kprof.analyze.work import Inputs, Tensor, Work, broadcast, promote, written_by
 from kprof.errors import modules_in
@@ -27,6 +34,32 @@ def test_models_of_arguments_that_are_no_tensors_know_no_work():
 
 def works(given):
     return [(name, model(given)) for name, model in MODELS.items()]
+
+
+# How a model tells that arguments do not fit it, beside returning None.
+MISFITS = (ArithmeticError, LookupError, TypeError, ValueError)
+
+
+def random_argument(draw):
+    """Return a tensor in six of ten cases, else a list of tensors, nothing, or a plain value."""
+    lengths = [draw.choice([0, 1, 2, 3, 8]) for _ in range(draw.randrange(5))]
+    plain = draw.choice([None, 0, 1, -1, True, 0.5, "text", [], [1], [2, 2], [True, False, True]])
+    of_list = [[2, 3]] * draw.randrange(3)
+    kind = draw.choices(["tensor", "tensors", "plain"], [6, 1, 3])[0]
+    of_kind = {"tensors": tensors(*of_list), "plain": plain}
+    dtype = draw.choice(["bf16", "fp32", "int64", "bool", "fp8"])
+    return of_kind.get(kind, tensor(dtype, *lengths))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_model_reads_a_tensor_that_was_not_recorded(seed):
+    draw = random.Random(seed)
+    for _ in range(60):
+        given = inputs(*(random_argument(draw) for _ in range(draw.randrange(1, 9))))
+        for model in MODELS.values():
+            # A missing tensor is None, which has no attributes.
+            with contextlib.suppress(*MISFITS):
+                model(given)
 
 
 def test_no_operator_has_two_models():

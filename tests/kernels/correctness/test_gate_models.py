@@ -1,5 +1,6 @@
 """Levels L2 to L6: what a model does with a swap in it, on a tiny model and on plain numbers."""
 
+import math
 import re
 from dataclasses import replace
 from functools import cache
@@ -157,6 +158,14 @@ def test_without_a_truth_the_distance_is_held_against_that_of_a_second_run():
     assert check_layers(replaced, replaced, streams(1.9e-3)).state == "failed"
 
 
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_an_error_of_a_stream_is_relative_to_its_size(scale):
+    replaced = [scale * one for one in streams(0)]
+    level = check_layers(replaced, replaced, [1.01 * one for one in replaced])
+    (error,) = (one for one in level.measures if one.name == "relative error against A/A")
+    assert error.value == pytest.approx(0.01, rel=1e-3)
+
+
 def test_a_stream_that_is_not_a_number_fails():
     replaced = streams(0)
     assert check_layers(replaced, replaced, [replaced[0] * float("nan")]).state == "failed"
@@ -228,6 +237,13 @@ def test_texts_that_part_where_one_token_was_clearly_likelier_fail():
     far = [generation(TEXT, margin=0.6)] * 30
     new = [other(TEXT, 5, margin=0.6), *far[1:]]
     assert "margin" in check_generation(far, far, new).why
+
+
+def test_a_margin_is_compared_with_the_widest_one_of_the_replaced_code():
+    again = [other(TEXT, 5, margin=0.2), other(TEXT, 5, margin=0.7), *ALIKE[2:]]
+    wide = [generation(TEXT, margin=one) for one in (0.2, 0.7)] + ALIKE[2:]
+    margin, _ = check_generation(wide, again, wide).measures
+    assert (margin.value, margin.threshold, margin.baseline) == pytest.approx((0, 0.7, 0.7))
 
 
 def test_a_token_that_the_other_run_did_not_expect_at_all_fails():
@@ -303,6 +319,34 @@ def test_counts_that_keep_just_a_share_are_no_deviation_from_it():
     assert deviations(10, 5, 100, 0.95) == pytest.approx(0)
     # As many lost as won: (20 - 10) / sqrt(20 + 10) where all is kept.
     assert deviations(10, 20, 100, 1.0) == pytest.approx(10 / 30**0.5)
+
+
+def likeliest_deviation(lost, won, right, kept):
+    """Return what `deviations` does, from the largest likelihood by which the share is kept."""
+    both = right - lost
+
+    def shares(of_lost):
+        of_won = 1 - (1 - of_lost) / kept
+        return 1 - of_lost - of_won, of_lost, of_won
+
+    def likelihood(of_lost):
+        of_all = zip((both, lost, won), shares(of_lost), strict=True)
+        return sum(n * math.log(share) if share > 0 else -math.inf for n, share in of_all)
+
+    low, high = max(0.0, 1 - kept), 1.0
+    for _ in range(200):
+        first, second = low + (high - low) * 0.4, low + (high - low) * 0.6
+        low, high = (first, high) if likelihood(first) < likelihood(second) else (low, second)
+    of_both, of_lost, of_won = shares(low)
+    variance = (1 - kept) ** 2 * of_both + kept**2 * of_lost + of_won
+    return (right - lost + won - kept * right) / math.sqrt((right + won) * variance)
+
+
+@pytest.mark.parametrize("kept", [0.8, 0.95, 1.0, 1.05])
+@pytest.mark.parametrize(("lost", "won", "right"), [(5, 3, 100), (1, 4, 30), (12, 2, 50)])
+def test_a_deviation_is_that_of_the_likeliest_shares(lost, won, right, kept):
+    expected = likeliest_deviation(lost, won, right, kept)
+    assert deviations(lost, won, right, kept) == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
 def test_as_many_items_as_are_called_for_decide():
