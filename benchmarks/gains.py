@@ -509,6 +509,10 @@ ROWS = {
 }
 
 
+# Seconds of a choice, which is made anew in each row.
+BUDGET_S = 60
+
+
 def main():
     """Measure the rows named, or all; write the result after each comparison."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -550,7 +554,8 @@ def measured(name, args, known):
         script += tuple(f"{key}={value}" for key, value in one.tiny.items() if key[0] == "-")
     wanted = [key for key in one.variants if key in args.variants.split(",")]
     if name not in steps:
-        told = compared(folder, script, ("--swap", "auto"), args.pairs)
+        change = ("--swap", "auto", "--budget", str(BUDGET_S))
+        told = compared(folder, script, change, args.pairs)
         steps[name] = row(name, told.pop("speedup"), "x", "higher", one.reach, **told)
         yield steps[name]
     chosen = steps[name].get("chosen")

@@ -97,9 +97,9 @@ def test_pages_are_found_from_another_folder(tmp_path):
 
 def test_every_kernel_that_a_rule_would_swap_in_is_one_of_the_library():
     text = "".join(Path(module.__file__).read_text() for module in modules_in(RULES_PACKAGE))
-    named = set(re.findall(r'(?:swap=|fix, )"(\w+)"', text))
-    assert named >= {"rope", "cross_entropy", "linear_cross_entropy"}
-    assert named | {"rmsnorm", "layernorm", "swiglu", "geglu", "adamw"} <= HOMES.keys()
+    named = set(re.findall(r'(?:swap=|fix, |recommend\(trace, )"(\w+)"', text))
+    assert named >= {"rope", "cross_entropy", "linear_cross_entropy", "adamw", "fp8_linear"}
+    assert named | {"rmsnorm", "layernorm", "swiglu", "geglu"} <= HOMES.keys()
 
 
 RULES_PACKAGE = "kprof.analyze.findings.rules"
