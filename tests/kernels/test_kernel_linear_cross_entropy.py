@@ -89,6 +89,21 @@ def test_loss_and_gradients_are_those_of_the_layer_and_the_loss(
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(0.25, 0.0), (3.0, 0.0), (1.0, 0.7), (0.5, 30.0)])
+def test_logits_that_are_scaled_or_capped_have_the_loss_and_gradients_of_the_mathematics(
+    shape, saves, small_pieces
+):
+    arguments = drawn(has_bias=True)
+    options = dict(zip(("scale", "cap"), shape, strict=True))
+    exact = [one.detach().double() if one.is_floating_point() else one for one in arguments]
+    exact = [one.requires_grad_() if one.is_floating_point() else one for one in exact]
+
+    found = results_of(linear_cross_entropy, arguments, saves=saves, **options)
+
+    expected = results_of(reference, exact, **options)
+    torch.testing.assert_close([one.double() for one in found], [*expected], rtol=1e-5, atol=1e-6)
+
+
 def test_pieces_give_what_the_whole_gives(monkeypatch):
     arguments = drawn()
     whole = results_of(linear_cross_entropy, arguments, saves="memory", z_loss=1e-3)

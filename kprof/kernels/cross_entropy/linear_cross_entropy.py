@@ -1,12 +1,14 @@
 """The last linear layer with its cross-entropy as one operation, without float32 logits in memory.
 
-    loss = cross_entropy(hidden @ weight.T + bias, targets)
+    loss = cross_entropy(shaped(hidden @ weight.T + bias), targets)
 
-hidden is (M, H), weight (V, H), targets (M,). By rows, which saves time: a block of rows of logits
-at a time is computed, and overwritten with its gradient, for an arriving gradient of 1. By chunks
-of rows and vocabulary, which saves memory: each logit is computed in the forward and again in the
-backward pass, and the memory beside the gradients is at most a twentieth of the logits. GEMMs are
-torch's; the kernels over logits are those of `_rows.py`.
+Logits may be shaped: times a scale, and then softly capped, cap * tanh(x / cap). hidden is (M, H),
+weight (V, H), targets (M,). By rows, which saves time: a block of rows of logits at a time is
+computed, and overwritten with its gradient, for an arriving gradient of 1. By chunks of rows and
+vocabulary, which saves memory: each logit is computed in the forward and again in the backward
+pass, and the memory beside the gradients is at most a twentieth of the logits (a tenth where they
+are capped). GEMMs are torch's; the kernels over logits are those of `_rows.py`, beside one that
+shapes them.
 
 Entered by `linear_cross_entropy`.
 """
@@ -15,9 +17,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
@@ -30,7 +34,8 @@ from kprof.kernels.cross_entropy._rows import (
     write_losses,
 )
 from kprof.kernels.cross_entropy.cross_entropy import IGNORE_INDEX, Reduction
-from kprof.kernels.runtime import applied, define
+from kprof.kernels.runtime import Launcher, alignments, applied, define
+from kprof.kernels.tiles.exact import divide, exp
 
 ROWS_PER_BLOCK, ROWS_OF_TILE = 2_048, 128
 # Blocks of rows over which a gradient in 16 bits is accumulated: one more rounding, whose error is
@@ -41,6 +46,21 @@ SHARE_OF_LOGITS = 1 / 20.5
 LEAST_ROWS = 1_024
 # With a power of two of rows, this many columns give GEMM tiles that fill whole waves of SMs.
 MULTIPLE_OF_COLUMNS = 1_024
+
+# Elements of a CTA that shapes logits: two loads of 16 bytes per thread in 16 bits.
+ELEMENTS_OF_SHAPE, WARPS_OF_SHAPE = 2_048, 4
+
+
+class Shape(NamedTuple):
+    """The form of the logits before the loss."""
+
+    scale: float = 1.0
+    cap: float = 0.0
+    """Of their size; 0: none."""
+
+
+PLAIN = Shape()
+
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 """Of hidden, weight and bias; empty if not needed."""
@@ -54,26 +74,33 @@ def run_by_rows(
     divisor: Tensor | None,
     options: Options,
     wanted: tuple[bool, bool, bool],
+    shape: Shape = PLAIN,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the loss, and the gradients of hidden, weight and bias that are wanted."""
     divisor = find_divisor(targets, divisor, options)
     sums = _Sums(hidden, weight, bias, wanted)
-    losses = _sweep_rows(hidden, weight, bias, targets, divisor, options, sums)
+    losses = _sweep_rows(hidden, weight, bias, targets, divisor, options, sums, shape)
     return reduce_losses(losses, divisor, options), *sums.finish()
 
 
-def _sweep_rows(hidden, weight, bias, targets, divisor, options, sums) -> Tensor:
-    """Return the loss of each row, and accumulate the gradients; one buffer serves all blocks."""
+def _sweep_rows(hidden, weight, bias, targets, divisor, options, sums, shape) -> Tensor:
+    """Return the loss of each row, and accumulate the gradients; one buffer serves all blocks.
+
+    Capped logits take a second one: the gradient of the cap needs them.
+    """
     losses, state = empty_rows(hidden)
     targets, summed = targets.contiguous(), options._replace(reduction="sum")
     columns = slice(0, weight.shape[0])
     buffer = hidden.new_empty(min(sums.rows_per_block, hidden.shape[0]) * weight.shape[0])
+    second = torch.empty_like(buffer) if shape.cap else buffer
     for rows in _slices(hidden.shape[0], sums.rows_per_block):
         logits = _logits(hidden, weight, bias, rows, columns, buffer)
         part = state[: 2 * logits.shape[0] + 1]
-        dlogits = logits if sums.is_wanted else None
+        _shape_logits(logits, shape)
+        dlogits = second[: logits.numel()].view(logits.shape) if sums.is_wanted else None
         write_losses(logits, targets[rows], divisor, summed, losses[rows], part, dlogits)
         if dlogits is not None:
+            _shape_gradients(dlogits, logits, shape)
             sums.add(dlogits, rows)
     return losses
 
@@ -147,6 +174,7 @@ def find_losses_by_chunks(
     targets: Tensor,
     divisor: Tensor | None,
     options: Options,
+    shape: Shape = PLAIN,
 ) -> tuple[Tensor, Tensor]:
     """Return the loss, and the state: maximum and sum of each row, and the divisor (2 M + 1,)."""
     num_rows, vocabulary = hidden.shape[0], weight.shape[0]
@@ -158,6 +186,7 @@ def find_losses_by_chunks(
         part = parts.new_zeros(4, rows.stop - rows.start)
         for columns in _slices(vocabulary, columns_each):
             logits = _logits(hidden, weight, bias, rows, columns, buffer)
+            _shape_logits(logits, shape)
             merge_chunk(logits, targets[rows], part, columns.start, options.smoothing != 0)
         parts[:, rows] = part
     losses = _losses_of(parts, targets, options, vocabulary)
@@ -187,11 +216,13 @@ def find_gradients_by_chunks(
     state: Tensor,
     options: Options,
     wanted: tuple[bool, bool, bool],
+    shape: Shape = PLAIN,
 ) -> Gradients:
     """Return the wanted gradients of hidden, weight and bias; the logits are computed again."""
     num_rows, vocabulary = hidden.shape[0], weight.shape[0]
     rows_each, columns_each = _chunk_shape(hidden, weight)
     buffer = hidden.new_empty(rows_each * columns_each)
+    second = torch.empty_like(buffer) if shape.cap else buffer
     sums = hidden.new_empty(rows_each if wanted[0] else 0, hidden.shape[1], dtype=torch.float32)
     dhidden = torch.empty_like(hidden) if wanted[0] else hidden.new_empty(0)
     dweight = torch.empty_like(weight) if wanted[1] else weight.new_empty(0)
@@ -203,15 +234,18 @@ def find_gradients_by_chunks(
         arriving = dloss[rows] if dloss.dim() else dloss
         for columns in _slices(vocabulary, columns_each):
             logits = _logits(hidden, weight, bias, rows, columns, buffer)
-            chunk = columns.start, vocabulary
-            write_gradients(arriving, logits, targets[rows], options, part, logits, chunk)
+            _shape_logits(logits, shape)
+            chunk, dlogits = (columns.start, vocabulary), second[: logits.numel()]
+            dlogits = dlogits.view(logits.shape)
+            write_gradients(arriving, logits, targets[rows], options, part, dlogits, chunk)
+            _shape_gradients(dlogits, logits, shape)
             if wanted[0]:
-                add_product(sums[:count], logits, weight[columns], is_first=columns.start == 0)
+                add_product(sums[:count], dlogits, weight[columns], is_first=columns.start == 0)
             if wanted[1]:
                 is_first = rows.start == 0
-                add_product(dweight[columns], logits.t(), hidden[rows], is_first=is_first)
+                add_product(dweight[columns], dlogits.t(), hidden[rows], is_first=is_first)
             if wanted[2]:
-                dbias[columns] += logits.sum(0, dtype=torch.float32)
+                dbias[columns] += dlogits.sum(0, dtype=torch.float32)
         if wanted[0]:
             dhidden[rows] = sums[:count]
     return dhidden, dweight if num_rows else dweight.zero_(), dbias.to(weight.dtype)
@@ -226,6 +260,55 @@ def _logits(
     if bias is None:
         return torch.mm(hidden[rows], weight[columns].t(), out=logits)
     return torch.addmm(bias[columns], hidden[rows], weight[columns].t(), out=logits)
+
+
+def _shape_logits(logits: Tensor, shape: Shape) -> None:
+    """Scale and cap the logits in place."""
+    if shape != PLAIN and logits.numel():
+        _launch_shape(_key_of(logits), *_launch_of(logits.numel(), (logits, logits), shape, False))
+
+
+def _shape_gradients(dlogits: Tensor, shaped: Tensor, shape: Shape) -> None:
+    """Turn the gradients of shaped logits into those of the logits, in place."""
+    if shape != PLAIN and shaped.numel():
+        given = (dlogits, shaped)
+        _launch_shape(_key_of(dlogits, shaped), *_launch_of(shaped.numel(), given, shape, True))
+
+
+def _key_of(*tensors: Tensor) -> tuple[Any, ...]:
+    first = tensors[0]
+    return first.device, first.dtype, len(tensors), alignments(tensors, first.numel())
+
+
+def _launch_of(size: int, tensors: tuple[Tensor, ...], shape: Shape, is_backward: bool) -> Any:
+    """Return the grid, the arguments and the options of a launch over all elements."""
+    arguments = (*tensors, shape.scale, shape.cap, size, is_backward, ELEMENTS_OF_SHAPE)
+    return -(-size // ELEMENTS_OF_SHAPE), arguments, {"num_warps": WARPS_OF_SHAPE}
+
+
+@triton.jit(do_not_specialize=["scale", "cap"])
+def shape_logits(
+    x_N, shaped_N, scale, cap, size: tl.int64, IS_BACKWARD: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Scale and cap logits x; backward, x is a gradient of what `shaped` holds."""
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = places < size
+    x = tl.load(x_N + places, mask, other=0.0)
+    is_exact: tl.constexpr = x.dtype == tl.float32
+    y = x.to(tl.float32) * scale
+    if cap != 0.0:
+        if IS_BACKWARD:
+            share = tl.load(shaped_N + places, mask, other=0.0).to(tl.float32) / cap
+            y *= 1.0 - share * share
+        else:
+            # tanh by a power that cannot overflow.
+            power = exp(-2.0 * tl.abs(y / cap), is_exact)
+            size_of = cap * divide(1.0 - power, 1.0 + power, is_exact)
+            y = tl.where(y < 0, -size_of, size_of)
+    tl.store(x_N + places, y.to(x.dtype), mask)
+
+
+_launch_shape = Launcher(shape_logits)
 
 
 def _chunk_shape(hidden: Tensor, weight: Tensor) -> tuple[int, int]:
@@ -278,9 +361,12 @@ def _run_by_rows(
     targets: Tensor,
     divisor: Tensor | None,
     wanted: tuple[bool, bool, bool],
+    scale: float,
+    cap: float,
     *options: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return run_by_rows(hidden, weight, bias, targets, divisor, Options(*options), wanted)
+    given = hidden, weight, bias, targets, divisor, Options(*options), wanted
+    return run_by_rows(*given, Shape(scale, cap))
 
 
 def _run_loss(
@@ -289,9 +375,12 @@ def _run_loss(
     bias: Tensor | None,
     targets: Tensor,
     divisor: Tensor | None,
+    scale: float,
+    cap: float,
     *options: Any,
 ) -> tuple[Tensor, Tensor]:
-    return find_losses_by_chunks(hidden, weight, bias, targets, divisor, Options(*options))
+    given = hidden, weight, bias, targets, divisor, Options(*options)
+    return find_losses_by_chunks(*given, Shape(scale, cap))
 
 
 def _run_gradients(
@@ -302,11 +391,12 @@ def _run_gradients(
     targets: Tensor,
     state: Tensor,
     wanted: tuple[bool, bool, bool],
+    scale: float,
+    cap: float,
     *options: Any,
 ) -> Gradients:
-    return find_gradients_by_chunks(
-        dloss, hidden, weight, bias, targets, state, Options(*options), wanted
-    )
+    given = dloss, hidden, weight, bias, targets, state, Options(*options), wanted
+    return find_gradients_by_chunks(*given, Shape(scale, cap))
 
 
 def _empty_loss(hidden: Tensor, reduction: str) -> Tensor:
@@ -323,7 +413,9 @@ def _empty_gradients(hidden: Tensor, weight: Tensor, wanted: tuple[bool, bool, b
 
 
 _INPUTS = "Tensor hidden, Tensor weight, Tensor? bias, Tensor targets"
-_OPTIONS = "int ignore_index, float label_smoothing, float z_loss, str reduction"
+_OPTIONS = (
+    "float scale, float cap, int ignore_index, float label_smoothing, float z_loss, str reduction"
+)
 operator_by_rows = define(
     f"linear_cross_entropy_with_gradients({_INPUTS}, Tensor? divisor, bool[3] wanted, {_OPTIONS})"
     " -> (Tensor, Tensor, Tensor, Tensor)",
@@ -361,12 +453,14 @@ def linear_cross_entropy(
     ignore_index: int = IGNORE_INDEX,
     label_smoothing: float = 0.0,
     reduction: Reduction = "mean",
+    scale: float = 1.0,
+    cap: float = 0.0,
     *,
     z_loss: float = 0.0,
     divisor: Tensor | float | None = None,
     saves: Saves = "time",
 ) -> Tensor:
-    """Return the cross-entropy, in float32, of hidden @ weight.T + bias.
+    """Return the cross-entropy, in float32, of hidden @ weight.T + bias, scaled and capped.
 
     Logits are rounded to the dtype of `hidden`, as the layer rounds them. For float16 and a loss
     per row the factor of the gradients has to be known first: these calls save memory, not time.
@@ -379,6 +473,8 @@ def linear_cross_entropy(
         ignore_index: A target that does not count.
         label_smoothing: The share of each target that is spread over the vocabulary.
         reduction: As in torch.
+        scale: Factor of the logits.
+        cap: Logits x, after the scale, become cap * tanh(x / cap); 0: they stay.
         z_loss: As of `cross_entropy`.
         divisor: As of `cross_entropy`.
         saves: "time": 6 M H V FLOPs, and half of the logits in memory beside gradients (for many
@@ -387,14 +483,15 @@ def linear_cross_entropy(
     """
     hidden, weight, bias = _autocast(hidden, weight, bias)
     options = Options(ignore_index, float(label_smoothing), float(z_loss), reduction)
+    shape = Shape(float(scale), float(cap))
     if divisor is not None and not isinstance(divisor, Tensor):
         divisor = torch.full((), divisor, dtype=torch.float32, device=hidden.device)
     leaves = [one for one in (hidden, weight, bias) if one is not None]
     if not (torch.is_grad_enabled() and any(one.requires_grad for one in leaves)):
-        return operator_loss(hidden, weight, bias, targets, divisor, *options)[0]
+        return operator_loss(hidden, weight, bias, targets, divisor, *shape, *options)[0]
     is_known = reduction != "none" and hidden.dtype != torch.float16
     compute = _by_rows if is_known and saves == "time" else _by_chunks
-    loss: Tensor = compute(hidden, weight, bias, targets, divisor, options)
+    loss: Tensor = compute(hidden, weight, bias, targets, divisor, options, shape)
     return loss
 
 
@@ -402,10 +499,10 @@ class _ByRows(torch.autograd.Function):
     """The gradients are computed with the loss, for an arriving gradient of 1."""
 
     @staticmethod
-    def forward(ctx: Any, hidden, weight, bias, targets, divisor, options: Options) -> Tensor:
+    def forward(ctx: Any, hidden, weight, bias, targets, divisor, options, shape) -> Tensor:
         wanted = ctx.needs_input_grad[:3]
         loss, *gradients = operator_by_rows(
-            hidden, weight, bias, targets, divisor, wanted, *options
+            hidden, weight, bias, targets, divisor, wanted, *shape, *options
         )
         ctx.save_for_backward(*gradients)
         return loss
@@ -417,17 +514,17 @@ class _ByRows(torch.autograd.Function):
             (scale_once(gradient, dloss) if is_needed else None)
             for gradient, is_needed in zip(ctx.saved_tensors, needs, strict=False)
         ]
-        return *found, None, None, None
+        return *found, None, None, None, None
 
 
 class _ByChunks(torch.autograd.Function):
     """The gradients are computed in the backward pass, when their factor is known."""
 
     @staticmethod
-    def forward(ctx: Any, hidden, weight, bias, targets, divisor, options: Options) -> Tensor:
-        loss, state = operator_loss(hidden, weight, bias, targets, divisor, *options)
+    def forward(ctx: Any, hidden, weight, bias, targets, divisor, options, shape) -> Tensor:
+        loss, state = operator_loss(hidden, weight, bias, targets, divisor, *shape, *options)
         ctx.save_for_backward(hidden, weight, bias, targets, state)
-        ctx.options = options
+        ctx.options = (*shape, *options)
         return loss
 
     @staticmethod
@@ -435,7 +532,7 @@ class _ByChunks(torch.autograd.Function):
         needs = ctx.needs_input_grad[:3]
         found = operator_gradients(dloss, *ctx.saved_tensors, needs, *ctx.options)
         pairs = zip(found, needs, strict=True)
-        return *(one if is_needed else None for one, is_needed in pairs), None, None, None
+        return *(one if is_needed else None for one, is_needed in pairs), None, None, None, None
 
 
 _by_rows, _by_chunks = applied(_ByRows), applied(_ByChunks)
@@ -460,9 +557,13 @@ def _reference(
     ignore_index: int = IGNORE_INDEX,
     label_smoothing: float = 0.0,
     reduction: Reduction = "mean",
+    scale: float = 1.0,
+    cap: float = 0.0,
 ) -> Tensor:
     """Compute what a language model of Hugging Face does: layer, cast to float32, loss."""
     logits = functional.linear(hidden, weight, bias)
+    logits = logits if scale == 1.0 else logits * scale
+    logits = cap * torch.tanh(logits / cap) if cap else logits
     logits = logits if logits.dtype == torch.float64 else logits.float()
     return functional.cross_entropy(
         logits,

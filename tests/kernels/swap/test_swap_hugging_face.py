@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
-from tests.kernels.swap.reasons import CHANGES_LOGITS, TRAINS_OTHERWISE, UNUSED_LOSS
+from tests.kernels.swap.reasons import TRAINS_OTHERWISE, UNUSED_LOSS
 from kprof.kernels.swap.swapping import swapped
 
 transformers = pytest.importorskip("transformers")
@@ -72,10 +72,20 @@ def test_a_llama_trains_with_the_same_loss(kernel):
     assert [site.num_replaced for site in swap.replaced] == [1]
 
 
-def test_a_gemma_caps_its_logits_and_keeps_its_head():
-    with swapped(made("gemma2", head_dim=16), "linear_cross_entropy=eager") as swap:
-        pass
-    assert swap.sites[0].skipped == CHANGES_LOGITS
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        ("gemma2", {"head_dim": 16, "final_logit_softcapping": 0.5}),
+        ("cohere", {"logit_scale": 0.25}),
+        ("granite", {"logits_scaling": 8.0}),
+    ],
+)
+def test_a_model_that_shapes_its_logits_trains_with_the_same_loss(kind, sizes):
+    model = made(kind, **sizes).train()
+    wanted = model(IDS, labels=IDS).loss
+    with swapped(model, "linear_cross_entropy=eager") as swap:
+        torch.testing.assert_close(model(IDS, labels=IDS).loss, wanted)
+    assert [site.num_replaced for site in swap.replaced] == [1]
 
 
 def test_a_rotation_of_other_pairs_is_left_alone():

@@ -74,21 +74,13 @@ class CausalLM(nn.Module):
     def loss_function(self):
         return self.__dict__.get("_loss_function", type(self).loss)
 
-    def capped(self, logits):
-        return logits
-
     def forward(self, input_ids, labels=None, **kwargs):
         hidden = self.model(input_ids).last_hidden_state
-        logits = self.capped(self.lm_head(hidden))
+        logits = self.lm_head(hidden)
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=V, **kwargs)
         return Output(loss=loss, logits=logits)
-
-
-class Capped(CausalLM):
-    def capped(self, logits):
-        return 5 * torch.tanh(logits / 5)
 
 
 def trained(model, **kwargs):
@@ -159,10 +151,72 @@ def test_logits_are_there_for_who_does_not_train():
     assert swap.sites[0].num_fallen_back == 2
 
 
-def test_a_model_that_changes_its_logits_keeps_its_head():
-    with swapped(Capped(), "linear_cross_entropy=eager") as swap:
+class Shaped(CausalLM):
+    """It does something to its logits, and may be told to do something else."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.shape = [shape]
+
+    def forward(self, input_ids, labels=None, **kwargs):
+        logits = self.shape[0](self.lm_head(self.model(input_ids).last_hidden_state))
+        loss = None if labels is None else self.loss_function(logits, labels, V, **kwargs)
+        return Output(loss=loss, logits=logits)
+
+
+SHAPES = [
+    lambda logits: logits * 0.25,
+    lambda logits: 3 * logits,
+    lambda logits: logits / 8,
+    lambda logits: torch.tanh(logits / 0.5) * 0.5,
+    lambda logits: (logits / 2.0).float().tanh() * 2.0,
+    lambda logits: 0.3 * torch.tanh(logits * 0.7 / 0.3),
+]
+OTHER_SHAPES = [
+    lambda logits: logits.clamp(-1, 1),
+    lambda logits: logits * -1.0,
+    lambda logits: torch.sigmoid(logits),
+    lambda logits: logits + 1,
+    lambda logits: logits.roll(1, -1),
+    lambda logits: torch.nan_to_num(logits / 0.0),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logits_that_are_scaled_or_capped_have_the_same_loss_and_gradients(shape):
+    model = Shaped(shape)
+    wanted = trained(model)
+    with swapped(model, "linear_cross_entropy=eager") as swap:
+        torch.testing.assert_close(trained(model), wanted)
+    assert swap.sites[0].num_replaced == 1
+
+
+@pytest.mark.parametrize("shape", OTHER_SHAPES)
+def test_a_model_that_changes_its_logits_in_another_way_keeps_its_head(shape):
+    with swapped(Shaped(shape), "linear_cross_entropy=eager") as swap:
         pass
-    assert swap.sites[0].skipped == CHANGES_LOGITS
+    assert swap.sites[0].skipped is not None
+
+
+def test_a_cap_that_changes_within_the_swap_counts_and_another_form_brings_the_logits_back():
+    model, last = Shaped(SHAPES[0]), Shaped(SHAPES[3])
+    last.load_state_dict(model.state_dict())
+    with swapped(model, "linear_cross_entropy=eager") as swap:
+        for shape, number in ((SHAPES[3], 1), (OTHER_SHAPES[0], 1)):
+            model.shape[0] = last.shape[0] = shape
+            torch.testing.assert_close(trained(model), trained(last))
+            assert swap.sites[0].num_replaced == number
+    assert swap.sites[0].num_fallen_back == 1
+
+
+def test_a_shaped_model_has_its_logits_where_the_kernel_cannot_run():
+    model = Shaped(SHAPES[3])
+    torch.manual_seed(4)
+    wanted = model(TOKENS, labels=LABELS)
+    torch.manual_seed(4)
+    with swapped(model, "linear_cross_entropy=eager"):
+        found = model(TOKENS, labels=LABELS, weight=torch.ones(V))
+    torch.testing.assert_close(found.logits, wanted.logits)
 
 
 def test_a_hooked_head_runs():

@@ -1,12 +1,15 @@
 """Heads of language models: the last linear layer with the loss as one operation.
 
 The model's own forward runs with a head that returns its input, and with a loss function that
-expects that. The result has no logits then. The original runs if the model is not training, if
+expects that. The result has no logits then. If the forward scales or caps its logits, the head
+returns a stand-in that notes what is done to it. The original runs if the model is not training, if
 there are no labels, if the head has hooks, or if head or loss have been replaced since.
 """
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +18,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn import Linear, Module
 
+from kprof.kernels.cross_entropy.linear_cross_entropy import PLAIN, Shape
 from kprof.kernels.swap.dispatch import Dispatcher, changes_of, key_of
 from kprof.kernels.swap.patches import is_passed_over, python_modules, why_foreign
 from kprof.kernels.swap.probes import CANNOT, CannotCopyError, kind_of, probing, stand_in
@@ -36,6 +40,9 @@ from kprof.kernels.swap.sites.losses import (
 
 KERNEL = "linear_cross_entropy"
 HEAD = "lm_head"
+CHANGES_LOGITS = "it changes its logits before the loss"
+# Logits that tell one form from another: some for the slope, some for the cap.
+PROBES = (1e-3, -1e-3, 0.1, -1.0, 3.0, -10.0, 25.0, -40.0, 70.0, -300.0, 1e4, -1e6)
 
 
 class _Passing(Module):
@@ -64,6 +71,78 @@ class _Body(Module):
         return self.last_hidden_state if place == 0 else None
 
 
+class Deferred:
+    """Stands for logits that were not computed, and notes what is done to them."""
+
+    def __init__(self, hidden: Tensor, steps: tuple[Callable[[Any], Any], ...] = ()) -> None:
+        self.hidden = hidden
+        """The input of the head."""
+        self._steps = steps
+
+    def applied_to(self, logits: Tensor) -> Any:
+        """Return what would have been done to these logits."""
+        for step in self._steps:
+            logits = step(logits)
+        return logits
+
+    def _then(self, step: Callable[[Any], Any]) -> Deferred:
+        return Deferred(self.hidden, (*self._steps, step))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("dtype", "device"):
+            return getattr(self.hidden, name)
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: self._then(lambda x: getattr(x, name)(*args, **kwargs))
+
+    def __mul__(self, other: Any) -> Deferred:
+        return self._then(lambda x: operator.mul(x, other))
+
+    def __rmul__(self, other: Any) -> Deferred:
+        return self._then(lambda x: operator.mul(other, x))
+
+    def __truediv__(self, other: Any) -> Deferred:
+        return self._then(lambda x: operator.truediv(x, other))
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Note a function of torch whose first argument stands for logits."""
+        first, *others = args
+        if not isinstance(first, Deferred) or any(isinstance(one, Deferred) for one in others):
+            return NotImplemented
+        return first._then(lambda x: function(x, *others, **(kwargs or {})))
+
+
+def shape_of(apply: Callable[[Tensor], Any]) -> Shape | None:
+    """Return the scale and cap that a function gives to logits; None: it does something else."""
+    x = torch.tensor(PROBES)
+    try:
+        result = apply(x)
+    except CANNOT:
+        return None
+    if not isinstance(result, Tensor) or result.shape != x.shape or result.device != x.device:
+        return None
+    scale, largest = float(result[0] / x[0]), float(result[-1] / x[-1])
+    is_capped = abs(largest) < 0.5 * abs(scale)
+    found = Shape(scale, float(result[-1].abs()) if is_capped else 0.0)
+    expected = x.double() * found.scale
+    if found.cap:
+        expected = found.cap * torch.tanh(expected / found.cap)
+    is_finite = bool(torch.isfinite(result).all()) and 0 < found.scale < math.inf
+    is_known = is_finite and torch.allclose(result.double(), expected, rtol=1e-5, atol=1e-9)
+    return found if is_known else None
+
+
+class _Deferring(Module):
+    """A head that returns a stand-in of its logits."""
+
+    def __call__(self, hidden: Tensor) -> Deferred:
+        """Return the stand-in."""
+        return Deferred(hidden)
+
+
 def find(root: object, request: Request) -> Iterator[Site | Skip]:
     """Yield the models below a module whose head and loss can be fused."""
     if not isinstance(root, Module):
@@ -75,12 +154,14 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
         label = name or type(module).__name__
         why = _why_not(module, head, function)
         known = request.once(("loss", function), known_loss, function) if why is None else why
+        shapes = False
         if not isinstance(known, str):
-            why = request.once(("head", *kind_of(module)), _why_apart, module)
+            told = request.once(("head", *kind_of(module)), _shapes_logits, module)
+            why, shapes = (told, False) if isinstance(told, str) else (None, told)
         if isinstance(known, str) or why is not None:
             yield Skip(label, KERNEL, type(module).__name__, why or str(known))
         else:
-            yield _site(label, module, function, known, request)
+            yield _site(label, module, function, known, request, shapes=shapes)
 
 
 def _why_not(module: Module, head: Module, function: Any) -> str | None:
@@ -100,36 +181,53 @@ def _title(module: Module) -> str:
     return f"{cls.__module__}.{cls.__name__}" if cls.__name__ == Linear.__name__ else cls.__name__
 
 
-def _why_apart(module: Module) -> str | None:
-    """Run a stand-in of the model with a stand-in body; return why it does not fit."""
+def _shapes_logits(module: Module) -> bool | str:
+    """Run a stand-in of the model with a stand-in body; return whether it shapes its logits.
+
+    A sentence says why the model does not fit.
+    """
     why = why_effects(module)
     if why is not None:
         return why
     # Ones, because random values would advance the workload's random state.
     hidden = torch.ones(1, 3, 8)
+    passing = _Watching()
+    losses, outputs = _run_apart(module, passing, hidden)
+    if isinstance(outputs, str):
+        return outputs
+    if len(losses) == 1 and losses[0] is passing.result:
+        is_same = outputs.logits is passing.result
+        return False if is_same else "it changes its logits after the loss"
+    losses, outputs = _run_apart(module, _Deferring(), hidden)
+    if isinstance(outputs, str) or len(losses) != 1 or not isinstance(losses[0], Deferred):
+        return CHANGES_LOGITS
+    if shape_of(losses[0].applied_to) is None:
+        return CHANGES_LOGITS
+    return True if outputs.logits is losses[0] else "it changes its logits after the loss"
+
+
+def _run_apart(module: Module, head: Module, hidden: Tensor) -> tuple[list[Any], Any]:
+    """Return what a stand-in gives to its loss, and its outputs, or why it failed."""
     losses: list[Any] = []
 
     def lose(logits: Any, labels: Any, vocab_size: Any, **kwargs: Any) -> Tensor:
         losses.append(logits)
         return torch.zeros(())
 
-    passing, seen = _Watching(), torch.zeros(1, 3, dtype=torch.int64)
+    seen = torch.zeros(1, 3, dtype=torch.int64)
     children: dict[str, Module | None] = {
-        name: passing if name == HEAD else _Body(hidden) for name in module._modules
+        name: head if name == HEAD else _Body(hidden) for name in module._modules
     }
     try:
         clone = stand_in(module, {}, children)
     except CannotCopyError as error:
-        return str(error)
+        return [], str(error)
     clone.__dict__[ATTRIBUTE] = lose
     with probing(torch.device("cpu")):
         try:
-            outputs = type(module).forward(clone, input_ids=seen, labels=seen)
+            return losses, type(module).forward(clone, input_ids=seen, labels=seen)
         except CANNOT as error:
-            return f"its forward needs more than a body and a head ({error})"
-    if len(losses) != 1 or losses[0] is not passing.result:
-        return "it changes its logits before the loss"
-    return None if outputs.logits is passing.result else "it changes its logits after the loss"
+            return [], f"its forward needs more than a body and a head ({error})"
 
 
 class _Watching(_Passing):
@@ -155,20 +253,28 @@ class _Fused:
         """Logits of the head, if the kernel could not run."""
 
     def __call__(self, logits: Any, labels: Any, vocab_size: Any, *others: Any, **opt: Any) -> Any:
-        """Return the loss of these hidden states."""
+        """Return the loss of these hidden states, or of the logits that stand for them."""
         self.hidden, head = logits, self._model._modules[HEAD]
+        hidden: Any = logits
+        shape: Shape | None = PLAIN
+        if isinstance(logits, Deferred):
+            hidden, shape = logits.hidden, shape_of(logits.applied_to)
         why = OTHER_SIZE if vocab_size != head.weight.shape[0] else ""
-        why = why or self._known.why_not(logits, labels, vocab_size, opt)
+        why = why or ("" if shape else CHANGES_LOGITS)
+        why = why or self._known.why_not(hidden, labels, vocab_size, opt)
         function = None
         if why or others:
             self._dispatcher.leave_out(why or "it is called with more arguments by position")
         else:
-            rows, targets, *options = arguments_of(logits, labels, opt)
+            rows, targets, *options = arguments_of(hidden, labels, opt)
+            options += () if shape is None or shape == PLAIN else shape
             arguments = (rows, head.weight, targets, head.bias, *options)
             function = self._decide(arguments)
         if function is not None:
             return divided(function(*arguments), opt.get("num_items_in_batch"))
-        self.logits = head(logits)
+        self.logits = head(hidden)
+        if isinstance(logits, Deferred):
+            self.logits = logits.applied_to(self.logits)
         # By keyword, as models call it.
         named = {"logits": self.logits, "labels": labels, "vocab_size": vocab_size}
         if others:
@@ -188,13 +294,20 @@ class _Fused:
 
 
 def _site(
-    name: str, module: Module, function: Callable[..., Any], known: Known, request: Request
+    name: str,
+    module: Module,
+    function: Callable[..., Any],
+    known: Known,
+    request: Request,
+    *,
+    shapes: bool,
 ) -> Site:
     dispatcher = Dispatcher(request.kernels[KERNEL], request.providers, known.settings)
     switch = Switch()
     original = type(module).forward
     own = module.__dict__.get(ATTRIBUTE)
-    put = bound(_headless(original, own, known, dispatcher, switch), original, switch)
+    head = _Deferring() if shapes else _Passing()
+    put = bound(_headless(original, own, known, dispatcher, switch, head), original, switch)
 
     def why(owner: Any) -> str | None:
         # Another site may have replaced it.
@@ -205,8 +318,14 @@ def _site(
 
 
 def _headless(
-    original: Callable[..., Any], own: object, known: Known, dispatcher: Dispatcher, switch: Switch
+    original: Callable[..., Any],
+    own: object,
+    known: Known,
+    dispatcher: Dispatcher,
+    switch: Switch,
+    head: Module,
 ) -> Callable[..., Any]:
+    """Return the forward of a model without its head, in whose place `head` stands."""
     note, is_changed = dispatcher.noting(), changes_of(known.reads)
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -225,7 +344,7 @@ def _headless(
             dispatcher.leave_out(why)
             return original(self, *args, **kwargs)
         fused = _Fused(self, known, dispatcher)
-        call = CallProxy(self, {**self._modules, HEAD: _Passing()}, **{ATTRIBUTE: fused})
+        call = CallProxy(self, {**self._modules, HEAD: head}, **{ATTRIBUTE: fused})
         try:
             outputs = original(call.clone, *args, **kwargs)
         finally:
