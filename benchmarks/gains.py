@@ -553,25 +553,29 @@ def measured(name, args, known):
     if args.tiny:
         script += tuple(f"{key}={value}" for key, value in one.tiny.items() if key[0] == "-")
     wanted = [key for key in one.variants if key in args.variants.split(",")]
-    if name not in steps:
-        change = ("--swap", "auto", "--budget", str(BUDGET_S))
-        told = compared(folder, script, change, args.pairs)
-        steps[name] = row(name, told.pop("speedup"), "x", "higher", one.reach, **told)
-        yield steps[name]
-    chosen = steps[name].get("chosen")
-    for key in wanted:
-        if f"{name}_{key}" in steps:
+    for key in (None, *wanted):
+        label = name if key is None else f"{name}_{key}"
+        if label in steps:
             continue
-        words = (*script, *one.variants[key])
-        told = compared(folder, words, ("--swap", chosen), args.pairs) if chosen else {}
-        if not told.get("a_ms"):
-            why = told.get("problem", "no kernels were chosen")
-            same = ("--fixed", "--patch", "contextlib:nullcontext")
-            told = {**compared(folder, words, same, 8), "speedup": None, "why_not_swapped": why}
-        steps[f"{name}_{key}"] = row(f"{name}_{key}", told.pop("speedup"), "x", "higher", **told)
-        yield steps[f"{name}_{key}"]
+        chosen = "auto" if key is None else steps[name].get("chosen")
+        words = script if key is None else (*script, *one.variants[key])
+        told = swapped_or_not(folder, words, chosen, args.pairs)
+        reach = one.reach if key is None else None
+        steps[label] = row(label, told.pop("speedup"), "x", "higher", reach, **told)
+        yield steps[label]
     if wanted:
         yield against_rivals(name, [steps[name], *(steps[f"{name}_{key}"] for key in wanted)])
+
+
+def swapped_or_not(folder, script, kernels, pairs):
+    """Return what `kprof ab` says of a script with these kernels, or its step time without."""
+    anew = ("--budget", str(BUDGET_S)) if kernels == "auto" else ()
+    told = compared(folder, script, ("--swap", kernels, *anew), pairs) if kernels else {}
+    if told.get("a_ms"):
+        return told
+    why = told.get("problem", "no kernels were chosen")
+    same = compared(folder, script, ("--fixed", "--patch", "contextlib:nullcontext"), 8)
+    return {**same, "speedup": None, "why_not_swapped": why, "tried": told.get("tried", [])}
 
 
 def prepared(name, one, folder, *, is_tiny):
@@ -606,14 +610,15 @@ def compared(folder, script, change, pairs):
         ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
         print(ran.stderr[-2500:], flush=True)
         words = " ".join(script).replace(str(folder), folder.name)
+        choice = out / "choice.json"
+        tried = json.loads(choice.read_text())["tried"] if choice.exists() else []
+        tried = [{key: one[key] for key in ("name", "ratio", "low", "high")} for one in tried]
         found = {"script": words, "seconds": round(time.monotonic() - began_s, 1)}
         if not ran.stdout:
             logs = sorted(out.rglob("*.log"), key=lambda path: path.stat().st_mtime)
             last = logs[-1].read_text(errors="replace")[-3000:] if logs else ""
             print(last, flush=True)
-            return {"speedup": None, "problem": ran.stderr[-600:], **found}
-        choice = out / "choice.json"
-        tried = json.loads(choice.read_text())["tried"] if choice.exists() else []
+            return {"speedup": None, "problem": ran.stderr[-600:], "tried": tried, **found}
     return {**_told(json.loads(ran.stdout), tried), **found}
 
 
@@ -631,7 +636,7 @@ def _told(told, tried):
         "num_pairs": claim["num_pairs"],
         "b": told["b"],
         "chosen": told["b"].removeprefix("--swap ").partition(", chosen")[0] if is_swap else None,
-        "tried": [{key: try_[key] for key in ("name", "ratio", "low", "high")} for try_ in tried],
+        "tried": tried,
     }
 
 
