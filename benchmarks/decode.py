@@ -10,6 +10,7 @@ compares logits at 10,000 positions of a model that has learnt a little with tho
 """
 
 import argparse
+import contextlib
 import copy
 import datetime
 import functools
@@ -299,7 +300,7 @@ def fidelity(name):
     loss = learn(model)
     decoder = decoder_of(model)
     wide = copy.deepcopy(model).double()
-    engine = Engine(decoder, 1, LENGTH + 1)
+    engine = Engine(decoder, 1, LENGTH + 1, distance=_engine.best_distance(decoder, 1))
     found = []
     for tokens in texts(model.config.vocab_size, SEQUENCES, LENGTH + 1, 5).split(1):
         with torch.no_grad():
@@ -482,35 +483,61 @@ def ablations(decoder, tokens):
 def distances(decoder, tokens):
     """Yield a row for each distance of the prefetch."""
     size = torch.cuda.get_device_properties(0).L2_cache_size
-    for share in (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4):
+    for share in (0.0, 0.05, 0.1, 0.2, 0.3, 0.4):
         us = us_per_token(Engine(decoder, 1, 512, distance=int(share * size)), tokens)
         yield row(f"prefetch-{share}-us-per-token", us, "us", "lower", share_of_l2=share)
 
 
-def measure(name, runs):
-    """Yield the rows of a model, the most wanted first."""
+def measure(name, args):
+    """Yield the rows of a model, the most wanted first, until the time is over."""
     model = model_of(name)
     decoder = decoder_of(model)
     tokens = prompts(model)
     rate = read_rate()
     token_reach, first_reach = REACHES.get(name, (None, None))
-    us = us_per_token(Engine(decoder, 1, 512), tokens)
+    distance = _engine.best_distance(decoder, 1)
+    us = us_per_token(Engine(decoder, 1, 512, distance=distance), tokens)
     share = decoder.bytes_per_token(PROMPT + 64) / us * 1e6 / rate
+    about = {"prefetch_bytes": distance, "gb_s": rate / 1e9}
     yield row(f"{name}-us-per-token", us, "us", "lower", reach=token_reach)
-    yield row(f"{name}-share-of-read", share, "of read", "higher", gb_s=rate / 1e9)
-    yield from measure_first(name, model, tokens, runs, first_reach)
+    yield row(f"{name}-share-of-read", share, "of read", "higher", **about)
+    yield from measure_first(name, model, tokens, args, first_reach)
     for one in distances(decoder, tokens):
         yield one | {"name": f"{name}-{one['name']}"}
+    yield from measure_others(name, model, decoder, distance, rate)
+
+
+def measure_others(name, model, decoder, distance, rate):
+    """Yield the rows of longer contexts, sampling and batches."""
     for context in (2_048, 8_192):
-        us = us_per_token(Engine(decoder, 1, context + 512), prompts(model, 1, context))
+        engine = Engine(decoder, 1, context + 512, distance=distance)
+        us = us_per_token(engine, prompts(model, 1, context))
         share = decoder.bytes_per_token(context + 64) / us * 1e6 / rate
         yield row(f"{name}-{context}-us-per-token", us, "us", "lower", share=share)
-    for batch in (2, 4, 8):
-        us = us_per_token(Engine(decoder, batch, 512), prompts(model, batch))
-        yield row(f"{name}-batch{batch}-us-per-step", us, "us", "lower")
     sampling = Sampling(is_sampled=True, temperature=0.8, top_k=50, top_p=0.95)
-    us = us_per_token(Engine(decoder, 1, 512), tokens, sampling)
+    engine = Engine(decoder, 1, 512, distance=distance)
+    us = us_per_token(engine, prompts(model), sampling)
     yield row(f"{name}-sampled-us-per-token", us, "us", "lower")
+    for batch in (1, 8):
+        error = difference(model, decoder, batch, distance)
+        yield row(f"{name}-batch{batch}-difference-from-the-model", error, "relative L2", "lower")
+    for batch in (8, 4, 2):
+        engine = Engine(decoder, batch, 512, distance=distance)
+        us = us_per_token(engine, prompts(model, batch))
+        yield row(f"{name}-batch{batch}-us-per-step", us, "us", "lower")
+
+
+def difference(model, decoder, batch, distance):
+    """Return the relative difference of the logits behind a prompt from those of the model."""
+    tokens = prompts(model, batch, 300)
+    engine = Engine(decoder, batch, 512, distance=distance)
+    with engine.on_stream():
+        engine.begin(tokens, None, [], 0)
+        engine.step(Sampling(is_sampled=True))
+    engine.wait()
+    with torch.no_grad():
+        own = model(tokens, logits_to_keep=1).logits[:, -1].float()
+    return ((engine.logits - own).norm() / own.norm()).item()
 
 
 def asked_for(tokens):
@@ -523,13 +550,13 @@ def asked_for(tokens):
     }
 
 
-def measure_first(name, model, tokens, runs, reach):
+def measure_first(name, model, tokens, args, reach):
     """Yield the rows of the time to 64 tokens, beside `generate` as it is."""
     asked = asked_for(tokens)
     notes = []
     decoding = Decoding(decoder_of(model))
     ours = functools.partial(generate, model, model.generate, decoding, notes.append)
-    found = times_ms(lambda: ours(tokens, **asked), runs)
+    found = times_ms(lambda: ours(tokens, **asked), args.runs)
     middle, worst = percentile(found, 50), percentile(found, 99)
     noted = {"notes": sorted(set(notes)), "runs": len(found)}
     yield row(f"{name}-ms-to-64-tokens-p50", middle, "ms", "lower", reach=reach, **noted)
@@ -539,17 +566,11 @@ def measure_first(name, model, tokens, runs, reach):
     eager = percentile(times_ms(lambda: model.generate(tokens, **asked), 3), 50)
     peer = {"peer": "generate", "peer_value": eager}
     yield row(f"{name}-ms-to-64-tokens-against-eager", middle, "ms", "lower", **peer)
-
-
-def compiled_peer(name, rows):
-    """Return the row of `generate` with a static cache, which transformers compiles."""
-    model = model_of(name)
-    tokens = prompts(model)
-    asked = {**asked_for(tokens), "cache_implementation": "static"}
-    ours = next(one["value"] for one in rows if one["name"] == f"{name}-ms-to-64-tokens-p50")
-    peer_ms = percentile(times_ms(lambda: model.generate(tokens, **asked), 10), 50)
-    peer = {"peer": "generate, static cache, compiled", "peer_value": peer_ms}
-    return row(f"{name}-ms-to-64-tokens-against-compiled", ours, "ms", "lower", **peer)
+    if args.compiled:
+        static = {**asked, "cache_implementation": "static"}
+        compiled = percentile(times_ms(lambda: model.generate(tokens, **static), 10), 50)
+        peer = {"peer": "generate, static cache, compiled", "peer_value": compiled}
+        yield row(f"{name}-ms-to-64-tokens-against-compiled", middle, "ms", "lower", **peer)
 
 
 def times_ms(work, count):
@@ -597,7 +618,8 @@ def main():
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--fidelity", action="store_true")
-    parser.add_argument("--compiled", action="store_true", help="with a compiled peer, at the end")
+    parser.add_argument("--compiled", action="store_true", help="beside the compiled peer, too")
+    parser.add_argument("--seconds", type=float, default=600, help="begin no row after these")
     parser.add_argument("--runs", type=int, default=500, help="calls of generate")
     parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
     args = parser.parse_args()
@@ -609,22 +631,23 @@ def main():
         return
     what = "decode_fidelity" if args.fidelity else "decode"
     month = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m")
-    path = RESULTS / f"{what}_h200_{month}.json"
-    rows = []
-
-    def keep(found):
-        for one in found:
+    ends_s = time.monotonic() + args.seconds
+    for name in args.models:
+        path, rows = RESULTS / f"{what}_{name}_h200_{month}.json", []
+        written_s = time.monotonic()
+        for one in fidelity(name) if args.fidelity else measure(name, args):
             rows.append(one)
             told = {key: one[key] for key in ("ratio", "reach", "met") if one[key] is not None}
             print(f"{one['name']:48} {one['value']} {one['unit']} {told}", flush=True)
-        # After each part: the time on a GPU may end.
+            if time.monotonic() > ends_s:
+                break
+            # Now and then, as the time on a GPU may end.
+            if time.monotonic() > written_s + 8:
+                with contextlib.redirect_stdout(None):
+                    write_evidence(path, what, rows, SOURCES, commit=args.commit)
+                written_s = time.monotonic()
         write_evidence(path, what, rows, SOURCES, commit=args.commit)
         torch.cuda.empty_cache()
-
-    for name in args.models:
-        keep(fidelity(name) if args.fidelity else measure(name, args.runs))
-    for name in args.models if args.compiled else ():
-        keep([compiled_peer(name, rows)])
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from kprof.kernels.decode._model import Decoder, Layer, Weight
 from kprof.kernels.decode._prefetch import (
     ALIGNMENT,
     PIECES,
-    SHARE_OF_L2,
+    SHARES_OF_L2,
     paired,
     plan_of,
     tiles_of,
@@ -125,11 +125,11 @@ class Engine:
         batch: int,
         length: int,
         tilings: Tilings | None = None,
-        distance: int | None = None,
+        distance: int = 0,
     ) -> None:
         """Allocate for `batch` sequences of at most `length` tokens.
 
-        `distance`: how many bytes ahead weights are prefetched into L2; None: a share of L2.
+        `distance`: how many bytes ahead weights are prefetched into L2; 0: none are.
         """
         self.decoder, self.batch = decoder, batch
         self.length = max(LEAST_LENGTH, next_power_of_two(length))
@@ -177,12 +177,9 @@ class Engine:
         self._prompts: dict[tuple[int, bool], tuple[Tensor, Tensor | None]] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.is_cuda else None
 
-    def _planned(self, distance: int | None) -> dict[Any, Tensor]:
+    def _planned(self, distance: int) -> dict[Any, Tensor]:
         """Return the plan of each kernel that reads weights, by its first weight."""
         decoder, tilings = self.decoder, self.tilings
-        if distance is None:
-            properties = torch.cuda.get_device_properties(decoder.device)
-            distance = int(SHARE_OF_L2 * properties.L2_cache_size)
         # The rows of weights are multiples of the alignment, as widths are multiples of 8.
         if not distance or any(one.data_ptr() % ALIGNMENT for one in decoder.weights()):
             return {}
@@ -329,6 +326,22 @@ class Engine:
         with torch.cuda.graph(graph, pool=self._pool, stream=torch.cuda.current_stream()):
             work()
         self._graphs[key] = graph
+
+    def step_ms(self) -> float:
+        """Return the time of a step behind an empty prompt: the best of several."""
+        tokens = torch.zeros(self.batch, 1, dtype=torch.int64, device=self.decoder.device)
+        count, times = 4 * STEPS_OF_GRAPH, []
+        with self.on_stream():
+            self.begin(tokens, None, [], 0)
+            self.run(STEPS_OF_GRAPH)
+            for _ in range(4):
+                before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                before.record()
+                self.run(count)
+                after.record()
+                after.synchronize()
+                times.append(before.elapsed_time(after) / count)
+        return min(times)
 
     def step(self, sampling: Sampling = GREEDY) -> None:
         """Launch the kernels of one step."""
@@ -528,6 +541,22 @@ def launch_linear(
 
 
 _launch_linear = Launcher(_step.linear_kernel)
+
+
+def best_distance(decoder: Decoder, batch: int) -> int:
+    """Return the distance in bytes of the prefetch with the fastest steps, measured on this GPU.
+
+    It depends on the GPU's L2 and on the model, and costs about a second.
+    """
+    if not launches_early(decoder.device):
+        return 0
+    size = torch.cuda.get_device_properties(decoder.device).L2_cache_size
+    found = {}
+    for share in SHARES_OF_L2:
+        distance = int(share * size)
+        engine = Engine(decoder, batch, LEAST_LENGTH, distance=distance)
+        found[distance] = engine.step_ms()
+    return min(found, key=lambda distance: found[distance])
 
 
 def _padded_length(count: int) -> int:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 # Contiguous ranges that a CTA prefetches; further ones are left out.
 PIECES = 4
-# Share of L2 that the distance takes: beside it, L2 holds the loads in flight.
-SHARE_OF_L2 = 0.2
+# Distances that are tried, as shares of L2: beside them, L2 holds the loads in flight.
+SHARES_OF_L2 = (0.0, 0.1, 0.2, 0.3)
 
 # Of addresses and lengths, in bytes.
 ALIGNMENT = 16

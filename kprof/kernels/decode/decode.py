@@ -21,6 +21,7 @@ from kprof.kernels.decode._engine import (
     STEPS_OF_GRAPH,
     Engine,
     Sampling,
+    best_distance,
     launch_linear,
     launch_options,
     launches_early,
@@ -69,6 +70,8 @@ class Decoding:
         self.problem = _why_no_device(decoder)
         self._addresses = self._addresses_now()
         self._engines: dict[int, Engine] = {}
+        # Of the prefetch, by batch.
+        self._distances: dict[int, int] = {}
         self._is_checked = False
 
     def engine(self, batch: int, length: int) -> Engine:
@@ -78,7 +81,10 @@ class Decoding:
             # Frees the smaller cache first.
             engine = None
             self._engines.pop(batch, None)
-            engine = self._engines[batch] = Engine(self.decoder, batch, length)
+            if batch not in self._distances:
+                self._distances[batch] = best_distance(self.decoder, batch)
+            distance = self._distances[batch]
+            engine = self._engines[batch] = Engine(self.decoder, batch, length, distance=distance)
         return engine
 
     def is_current(self) -> bool:
