@@ -10,12 +10,12 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from kprof.analyze.attribution.steps import whole_ns, without_lead
+from kprof.analyze.attribution.steps import outside_steps, whole_ns, without_lead
 from kprof.analyze.capture_quality.unanswered import Unanswered, why_no_timeline
-from kprof.analyze.findings.one_offs import without_start_up
+from kprof.analyze.findings.one_offs import without_start_up, work_once
 from kprof.analyze.findings.queries import whole_of, why_no_device
 from kprof.analyze.findings.savings import Pricer, find_pricer, together
-from kprof.analyze.findings.unexplained import LARGE_SHARE, find_unexplained
+from kprof.analyze.findings.unexplained import LARGE_SHARE, find_unexplained, find_work_once
 from kprof.analyze.whatif.baseline import Baseline
 from kprof.errors import modules_in
 from kprof.findings import Diagnosis, Finding, Fix, Grade, NotApplicable, Saving
@@ -43,12 +43,12 @@ def diagnose(trace: Trace, baseline: Baseline | None = None) -> Diagnosis:
     """Ask every rule of an analyzed trace; price the findings, alone and together.
 
     `baseline`, if the trace was replayed before. Rules do not see what happened once; it is listed
-    apart. Nor do they see what was launched before the first step, where steps are marked.
+    apart. Nor do they see what was launched in no step, where steps are marked.
     """
     if trace.kernels.empty:
         return Diagnosis()
     steady, start_up = without_start_up(trace)
-    seen = without_lead(steady)
+    seen = _without(outside_steps(trace) | work_once(trace), without_lead(steady))
     found: list[Finding] = []
     not_applicable: list[NotApplicable] = []
     # General rules skip rows that more particular rules explain.
@@ -62,7 +62,7 @@ def diagnose(trace: Trace, baseline: Baseline | None = None) -> Diagnosis:
     ranked = rank_findings(found, pricer) if found else []
     largest = [
         replace(one, saving=pricer.price([one]), cause_ns=pricer.cause_ns(one))
-        for one in find_unexplained(seen, ranked)
+        for one in (*find_unexplained(seen, ranked), *find_work_once(trace))
     ]
     told = [*largest, *ranked]
     all_saved = together(pricer, told)
@@ -76,6 +76,14 @@ def diagnose(trace: Trace, baseline: Baseline | None = None) -> Diagnosis:
         whole_of(trace),
         whole_ns(trace),
     )
+
+
+def _without(rows: np.ndarray, trace: Trace) -> Trace:
+    """Return the trace in which these activities have neither a name nor a kind."""
+    if not rows.any():
+        return trace
+    kernels = trace.kernels
+    return trace.with_kernels(name=kernels["name"].mask(rows), kind=kernels["kind"].mask(rows))
 
 
 def _why_no_sum(

@@ -14,7 +14,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from kprof.analyze.attribution.steps import denominator, find_lead, number_in, step_rows
+from kprof.analyze.attribution.overlap import rows_by
+from kprof.analyze.attribution.steps import (
+    denominator,
+    find_lead,
+    number_in,
+    outside_steps,
+    step_rows,
+)
 from kprof.analyze.idle import causes
 from kprof.analyze.idle.host_state import Host, find_host
 from kprof.analyze.intervals import NOTHING, Intervals, disjoint, length_in
@@ -26,6 +33,8 @@ ENOUGH_STEPS = 3
 SILENCE_NS = 5_000_000
 # Steps vary by less than this share of the next longest.
 LEAST_EXCESS = 0.25
+# Work of one step alone is so many times what any other step did alone.
+OUTSTANDS = 4
 # Less than this share of the window is not worth a line.
 LEAST_SHARE = 0.005
 # A name that goes on to the second half of a window, this often, is no start-up.
@@ -96,6 +105,40 @@ def find_once(trace: Trace) -> Once:
             elif (named := rows[name[rows] != NOTHING]).size:
                 found.ns[named] = _named_once(trace, took[named], steps[named], named, number)
     return found
+
+
+@once_per_trace
+def work_once(trace: Trace) -> np.ndarray:
+    """Tell which activities belong to work that one step alone did, such as a copy at the end.
+
+    With at least three steps: what no other step ran, where it takes a large part of a step, and
+    several times what any other step ran alone.
+    """
+    kernels = trace.kernels
+    is_once = np.zeros(len(kernels), dtype=bool)
+    if trace.is_host_only or count_steps_of_window(trace) < ENOUGH_STEPS:
+        return is_once
+    in_steps = np.flatnonzero(kernels["step"].notna().to_numpy(bool) & ~outside_steps(trace))
+    rows = kernels.iloc[in_steps]
+    what = rows.groupby(
+        ["rank", "device", "name", "copied_bytes"], dropna=False, observed=True, sort=False
+    )
+    is_alone = (what["step"].transform("nunique") == 1).to_numpy(bool)
+    took = rows["duration_ns"].to_numpy(np.int64)
+    step = rows["step"].to_numpy(np.int64)
+    for mine in rows_by(rows, "rank", "device"):
+        numbers, of = np.unique(step[mine], return_inverse=True)
+        if len(numbers) < ENOUGH_STEPS:
+            continue
+        whole = np.bincount(of, took[mine], len(numbers))
+        alone = np.bincount(of, took[mine] * is_alone[mine], len(numbers))
+        most = int(alone.argmax())
+        others = np.delete(whole - alone, most)
+        next_most = np.delete(alone, most).max()
+        if alone[most] > max(LEAST_EXCESS * others.max(), OUTSTANDS * next_most):
+            chosen = mine[(of == most) & is_alone[mine]]
+            is_once[in_steps[chosen]] = True
+    return is_once
 
 
 def _named_once(

@@ -20,6 +20,7 @@ from kprof.analyze.findings.claims import (
     size_in_words,
     work_places,
 )
+from kprof.analyze.findings.one_offs import work_once
 from kprof.analyze.findings.queries import (
     count_steps,
     is_one_of,
@@ -101,6 +102,19 @@ def find_unexplained(trace: Trace, findings: Sequence[Finding]) -> tuple[Finding
     if trace.has_timeline:
         lines += _gap(trace, findings, [one for _, one in lines])
     return (*lost, *(one for _, one in sorted(lines, key=lambda line: -line[0])))
+
+
+def find_work_once(trace: Trace) -> Iterator[Finding]:
+    """Yield one finding where work that one step alone did takes a large share of the steps."""
+    rows = np.flatnonzero(work_once(trace))
+    spent = int(allotted_time(trace)[rows].sum())
+    if share_of_whole(trace, spent) > LARGE_SHARE:
+        number = "One activity" if len(rows) == 1 else f"{len(rows):,} activities"
+        claim = (
+            f"{number} of one step alone, as of a start or an end, took {in_words(spent)}: "
+            f"{percent(share_of_whole(trace, spent))} of all steps, and no part of a usual one"
+        )
+        yield _finding(claim, _largest_names(trace, rows), "", rows=rows)
 
 
 def _lost_launches(trace: Trace) -> Iterator[Finding]:
@@ -188,7 +202,8 @@ def _work_lines(trace: Trace, findings: Sequence[Finding]) -> Iterator[tuple[flo
     """Yield the kinds of activities that are large and not explained, with their time."""
     kernels = trace.kernels
     # Activities launched before the first step are in none.
-    allotted = np.where(outside_steps(trace), 0, allotted_time(trace))
+    is_seen = ~outside_steps(trace) & trace.kernels["name"].notna().to_numpy(bool)
+    allotted = np.where(is_seen, allotted_time(trace), 0)
     is_told = _told(len(kernels), (one.rows for one in findings))
     codes, kinds = pd.factorize(kernels["kind"])
     for code in pd.unique(codes).tolist():

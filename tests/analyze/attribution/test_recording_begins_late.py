@@ -14,7 +14,12 @@ from kprof.analyze.attribution.steps import (
 from kprof.analyze.diff.alignment import find_differences
 from kprof.analyze.diff.comparability import find_doubts
 from kprof.analyze.findings.diagnose import diagnose
-from kprof.analyze.findings.one_offs import find_once, idle_in_steps_ns, without_start_up
+from kprof.analyze.findings.one_offs import (
+    find_once,
+    idle_in_steps_ns,
+    without_start_up,
+    work_once,
+)
 from kprof.analyze.whatif.baseline import find_baseline
 from kprof.analyze.whatif.changes import FASTER, Change, Target
 from kprof.analyze.whatif.predict import predict
@@ -216,3 +221,41 @@ def test_launches_behind_every_step_are_a_part_of_it():
     trace = goes_on(BEYOND[1], is_between=True)
     assert not after_launches(trace).any()
     assert whole_ns(trace) == 18 * MS
+
+
+@pytest.mark.parametrize("step", [0, 2, 4])
+@pytest.mark.parametrize(
+    "name", ["Memcpy HtoD (Pageable -> Device)", "Memcpy DtoH (Device -> Pageable)", "autotuned"]
+)
+def test_work_of_one_step_alone_is_in_no_saving(step, name):
+    kernels, ranges, now_ms = [], [], 0
+    for at in range(5):
+        mark = {"kind": "step", "name": f"ProfilerStep#{at}", "start_ns": now_ms * MS}
+        for kernel, took in ((PARTS[0][0], 6), *(((name, 500),) if at == step else ())):
+            number = len(kernels)
+            call = {"kind": "runtime", "name": "cudaMemcpyAsync", "correlation": number}
+            took_ns = {"start_ns": now_ms * MS, "duration_ns": took * MS}
+            ranges.append({**call, **took_ns})
+            activity = "memcpy" if kernel.startswith("Memcpy") else "kernel"
+            row = {"name": kernel, "activity": activity, "copied_bytes": 5_000_000_000}
+            kernels.append({**row, **took_ns, "stream": 7, "correlation": number})
+            now_ms += took
+        ranges.append({**mark, "duration_ns": now_ms * MS - mark["start_ns"]})
+    trace = measured(trace_of(*kernels, ranges=ranges))
+    assert work_once(trace).tolist() == [one["name"] == name for one in kernels]
+    found = diagnose(trace).findings
+    once = [one for one in found if step + 1 in one.rows]
+    assert [one.saving.high_ns for one in once] == [None]
+    assert all((one.saving.high_ns or 0) <= 6 * MS for one in found)
+
+
+def test_work_that_differs_from_step_to_step_is_not_done_once():
+    kernels, ranges = [], []
+    for at in range(5):
+        span = {"start_ns": 10 * at * MS, "duration_ns": 10 * MS}
+        ranges.append({"kind": "step", "name": f"ProfilerStep#{at}", **span})
+        call = {"kind": "runtime", "name": "cudaLaunchKernel", "correlation": at}
+        ranges.append({**call, **span, "duration_ns": MS})
+        took = {"start_ns": (10 * at + 1) * MS, "duration_ns": (3 + at) * MS}
+        kernels.append({"name": f"triton_of_length_{at}", **took, "correlation": at})
+    assert not work_once(measured(trace_of(*kernels, ranges=ranges))).any()
