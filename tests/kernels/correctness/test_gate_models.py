@@ -246,6 +246,28 @@ def test_a_margin_is_compared_with_the_widest_one_of_the_replaced_code():
     assert (margin.value, margin.threshold, margin.baseline) == pytest.approx((0, 0.7, 0.7))
 
 
+def test_a_length_may_differ_twice_as_much_as_that_of_the_replaced_code():
+    again = [generation(TEXT[:8])] * 30
+    length = check_generation(ALIKE, again, [generation(TEXT[:7])] * 30).measures[1]
+    assert (length.value, length.threshold, length.baseline) == pytest.approx((0.3, 0.4, 0.2))
+    length = check_generation(ALIKE, ALIKE, [generation(TEXT[:9])] * 30).measures[1]
+    assert (length.value, length.threshold, length.baseline) == pytest.approx((0.1, 0.1, 0.0))
+
+
+@pytest.mark.parametrize(("number", "state"), [(19, "not run"), (20, "passed")])
+def test_twenty_prompts_are_enough(number, state):
+    few = ALIKE[:number]
+    assert check_generation(few, few, few).state == state
+
+
+def test_where_the_replaced_code_parts_five_times_the_places_are_compared():
+    five = [other(TEXT, 5)] * 5 + ALIKE[5:]
+    assert len(check_generation(ALIKE, five, five).measures) == 3
+    four = [other(TEXT, 5)] * 4 + ALIKE[4:]
+    level = check_generation(ALIKE, four, five)
+    assert (len(level.measures), len(level.notes)) == (2, 2)
+
+
 def test_a_token_that_the_other_run_did_not_expect_at_all_fails():
     new = [Generation([*TEXT[:5], 77, *TEXT[6:]], [{t: -1.0, 77: -1.0} for t in TEXT])]
     level = check_generation(ALIKE, ALIKE, new + ALIKE[1:])
@@ -319,6 +341,8 @@ def test_counts_that_keep_just_a_share_are_no_deviation_from_it():
     assert deviations(10, 5, 100, 0.95) == pytest.approx(0)
     # As many lost as won: (20 - 10) / sqrt(20 + 10) where all is kept.
     assert deviations(10, 20, 100, 1.0) == pytest.approx(10 / 30**0.5)
+    # Nothing is lost or won, and nothing could be.
+    assert deviations(0, 0, 100, 1.0) == 0.0
 
 
 def likeliest_deviation(lost, won, right, kept):
