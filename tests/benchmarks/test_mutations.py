@@ -19,7 +19,7 @@ SOURCE = dedent('''
         if low > high:
             raise ValueError(f"{low + 1} is too large")
         found = high - low + 1
-        note(found)
+        note(found, strict=True)
         return max(found, 2)
 
     def said(width) -> str:
@@ -48,7 +48,7 @@ def test_each_operator_changes_one_place(planted):
         ("off by one", "1", "(2)"),
         ("off by one", "2", "(3)"),
         ("off by one", "low > high", "(low >= high)"),
-        ("removed statement", "note(found)", "pass"),
+        ("removed statement", "note(found, strict=True)", "pass"),
         ("returned value", "max(found, 2)", "None"),
     ]
 
@@ -62,12 +62,12 @@ def test_a_fault_leaves_all_else_as_it_was(planted):
 
 def test_a_statement_behind_a_branch_has_a_probe_of_its_own(planted):
     probes = {one.before: one.probe for one in planted}
-    assert probes["low > high"] != probes["note(found)"] == probes["max(found, 2)"]
+    assert probes["low > high"] != probes["note(found, strict=True)"] == probes["max(found, 2)"]
 
 
 def test_probed_code_notes_the_blocks_that_ran(tmp_path):
     mutations = benchmark("mutations")
-    tree = ast.parse(SOURCE.replace("note(found)", "pass"))
+    tree = ast.parse(SOURCE.replace("note(found, strict=True)", "pass"))
     mutations.probe_blocks(tree, 0)
     package = tmp_path / "kprof"
     package.mkdir()
