@@ -113,9 +113,10 @@ def test_good_windows_beside_bad_ones_are_a_pairs_values(script, monkeypatch, ca
     def change(label, windows):
         times = [10e6, 1e6, 2e6, 6e6, 9e6] if label == "A" else [1e6] * 5
         bad = ["hot", "", "", "", "hot"] if label == "A" else [""] * 5
+        clocks = [1_400.0, 1_700.0, 1_500.0, None, None] if label == "A" else [None] * 5
         return [
-            replace(w, time_ns=time_ns, problem=said)
-            for w, time_ns, said in zip(windows, times, bad, strict=True)
+            replace(w, time_ns=time_ns, problem=said, sm_clock_mhz=clock)
+            for w, time_ns, said, clock in zip(windows, times, bad, clocks, strict=True)
         ]
 
     processes_of(change, monkeypatch)
@@ -123,6 +124,7 @@ def test_good_windows_beside_bad_ones_are_a_pairs_values(script, monkeypatch, ca
     (first, *_) = json.loads(capsys.readouterr().out)["pairs"]
     assert (first["problem"], first["num_windows"]) == ("", 3)
     assert (first["a"], first["mean_a"]) == ([2e6], [3e6])
+    assert first["clocks_mhz"] == [1_500.0, None]
 
 
 @pytest.mark.parametrize(("growth", "verdict"), [(0.0, "FASTER"), (0.1, "INVALID")])

@@ -13,7 +13,7 @@ from kprof.analyze.cost.fleet import size_fleet
 from kprof.analyze.cost.price import Band, Quote, price_of, ratios_by_list
 from kprof.analyze.cost.serving import in_micro_dollars, split_bill, usd_per_million_tokens
 from kprof.errors import KprofError
-from tests.cost_answers import assuming, mid
+from tests.cost_answers import assuming, figures, mid
 
 # Names of figures.
 RATE = "tokens per second of a GPU"
@@ -268,3 +268,48 @@ def test_of_equally_near_prices_the_newest_are_divided():
 def test_a_band_of_a_falling_function_keeps_low_below_high(low, spread):
     band = Band(low, low + spread, low + 2 * spread).map(lambda x: 1 / x)
     assert band.low < band.mid < band.high
+
+
+# Facts that have figures under every topic but energy and spot.
+ALL = {
+    "price": 2.0,
+    "tokens_per_s": 5_000,
+    "tokens_per_month": 10**11,
+    "gpus": 8,
+    "demand": [3_000, 9_000, 21_000],
+    "speedup": 1.3,
+    "fee": 5_000.0,
+    "api_price": 4.0,
+    "tokens_per_step": 1e5,
+    "step_s": 0.5,
+    "active_parameters": 8e9,
+    "training_tokens": 1e12,
+}
+
+
+@pytest.mark.parametrize("more", [{"price": 3.0}, {"overhead": 1.5}])
+def test_all_dollars_grow_with_the_price_and_the_overhead_and_nothing_else_does(more):
+    told = assuming(ALL, overhead=1.0)
+    facts = ALL | {name: value for name, value in more.items() if name in ALL}
+    dearer = assuming(facts, overhead=more.get("overhead", 1.0))
+    assert len(told["figures"]) == len(dearer["figures"]) > 20
+    for before, after in zip(told["figures"], dearer["figures"], strict=True):
+        is_dollars = before["unit"].startswith("$") or before["name"] == "break-even"
+        times = 1.5 if is_dollars else 1 / 1.5 if before["unit"] == "months" else 1.0
+        for end in ("low", "mid", "high"):
+            assert after[end] == pytest.approx(times * before[end]), (before["name"], end)
+
+
+def test_a_fee_is_paid_back_after_as_many_months_as_it_is_of_what_is_saved_in_one():
+    told = assuming(ALL)
+    for topic in ("Gain of a token", "Gain in cash"):
+        saved, months = (
+            figures(told, topic)[name, unit]
+            for name, unit in (("saved", "$/month"), ("paid back after", "months"))
+        )
+        assert months["mid"] * saved["mid"] == pytest.approx(5_000)
+        assert months["low"] * saved["high"] == pytest.approx(5_000)
+
+
+def test_a_faster_token_is_cheaper_by_the_speed_up_on_the_same_gpu():
+    assert mid(assuming(ALL), "Gain of a token", "a token gets cheaper by", "times") == 1.3
