@@ -313,3 +313,10 @@ def test_a_fee_is_paid_back_after_as_many_months_as_it_is_of_what_is_saved_in_on
 
 def test_a_faster_token_is_cheaper_by_the_speed_up_on_the_same_gpu():
     assert mid(assuming(ALL), "Gain of a token", "a token gets cheaper by", "times") == 1.3
+
+
+def test_an_api_breaks_even_where_its_bill_is_that_of_the_gpus():
+    told = assuming(ALL)
+    assert mid(told, "Against an API", "break-even", "tokens/month") == 2.0 * 8 * 730 / 4.0 * 1e6
+    most = mid(told, "Against an API", "most that they serve", "tokens/month")
+    assert most == pytest.approx(5_000 * 8 * 730 * 3_600)
