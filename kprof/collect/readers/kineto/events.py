@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from decimal import Decimal
 from enum import IntEnum
+from functools import cache
 from typing import Any, Union
 
 import msgspec
@@ -165,7 +165,7 @@ ARGS_OF_ROLE = {
 def _event_type(category: str) -> type:
     """Return `Event` for one category, with only the `args` that its role needs."""
     role = ROLE_OF_CATEGORY.get(category, Role.OTHER)
-    args = _with_fields(Args, ARGS_OF_ROLE.get(role, ("sequence",)))
+    args = _args_type(ARGS_OF_ROLE.get(role, ("sequence",)))
     fields = [(one.name, one.type, one.default) for one in msgspec.structs.fields(Event)]
     return msgspec.defstruct(
         f"{category}_event",
@@ -177,11 +177,12 @@ def _event_type(category: str) -> type:
     )
 
 
-def _with_fields(struct: type[msgspec.Struct], names: Collection[str]) -> Any:  # noqa: ANN401
-    """Return a struct with some of another's fields; the others have their defaults."""
-    fields = msgspec.structs.fields(struct)
+@cache
+def _args_type(names: tuple[str, ...]) -> Any:  # noqa: ANN401 - a type that is made here
+    """Return `Args` with some of its fields; the others have their defaults."""
+    fields = msgspec.structs.fields(Args)
     return msgspec.defstruct(
-        struct.__name__,
+        "Args",
         [
             (one.name, one.type, msgspec.field(name=one.encode_name, default=one.default))
             for one in fields
