@@ -14,12 +14,20 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch._C import _disabled_torch_function_impl
+from torch.nn import Module
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from kprof.findings import NOT_CALLED, DryRun, DryRunRow
 from kprof.kernels.swap.providers import WITH_SITES, DryProviders
 from kprof.kernels.swap.sites.function_calls import OF_PROCESS
-from kprof.kernels.swap.swap_report import SiteReport
-from kprof.kernels.swap.swapping import Swap
+from kprof.kernels.swap.swap_report import SiteReport, SwapError
+from kprof.kernels.swap.swapping import Swap, all_roots
 
 # They change the forward of a layer, which other kernels use. No finding names them.
 NOT_ASKED = {"add_rmsnorm", "add_layernorm"}
@@ -68,5 +76,33 @@ def rows_of(sites: tuple[SiteReport, ...]) -> Iterator[DryRunRow]:
 
 
 def begin(path: str) -> Watch:
-    """Begin a dry run of all kernels in this process, whose table goes to `path`."""
+    """Begin a dry run of all kernels in this process, whose table goes to `path`.
+
+    Raises:
+        SwapError: the workload's own code would see it.
+    """
+    why = why_seen()
+    if why:
+        raise SwapError(why, fix="see what a swap does: kprof ab --swap auto SCRIPT")
     return Watch(Path(path))
+
+
+def why_seen() -> str:
+    """Return which code of the workload would see operations of a dry run; empty: none."""
+    modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
+    others = [one for one in modes if not isinstance(one, DeviceContext)]
+    if others:
+        return f"{type(others[0]).__name__} sees every operation of torch"
+    for root in all_roots():
+        weights = root.parameters() if isinstance(root, Module) else ()
+        for one in weights:
+            if not _is_unseen(type(one)):
+                return f"{type(one).__name__}, a tensor, sees every operation of its own"
+    return ""
+
+
+def _is_unseen(cls: Any) -> bool:
+    """Return whether the functions of torch on tensors of a class run no code of its own."""
+    own = cls.__torch_function__
+    is_plain = getattr(own, "__func__", own) is Tensor.__torch_function__.__func__
+    return is_plain or own is _disabled_torch_function_impl

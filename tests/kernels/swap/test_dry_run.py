@@ -9,11 +9,14 @@ from collections import Counter
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kprof.errors import KprofError
 from kprof.findings import NOT_CALLED
 from kprof.kernels.swap import dry_run
 from kprof.kernels.swap.providers import DryProviders
+from kprof.kernels.swap.swap_report import SwapError
 from kprof.kernels.swap.swapping import Swap
 from tests.kernels.kernel_checks import INTERPRETED
 from tests.kernels.swap_models import Attention, GemmaNorm, Mlp, Model, Norm, snapshot, tokens
@@ -160,6 +163,56 @@ def test_a_function_of_torch_that_nobody_calls_is_no_call_site(tmp_path):
     kernels = {row["kernel"] for row in rows}
     assert "rmsnorm" in kernels
     assert not kernels & {"cross_entropy", "attention_forward"}
+
+
+class Functions(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        SEEN.append(function)
+        return function(*args, **(kwargs or {}))
+
+
+class Operators(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        SEEN.append(function)
+        return function(*args, **(kwargs or {}))
+
+
+class Seeing(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        SEEN.append(function)
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+SEEN = []
+
+
+@pytest.mark.parametrize("mode", [Functions, Operators])
+def test_where_a_mode_of_the_workload_sees_all_operations_there_is_no_dry_run(tmp_path, mode):
+    model = nn.Sequential(Norm(16))
+    with mode():
+        SEEN.clear()
+        with pytest.raises(SwapError):
+            dry_run.begin(str(tmp_path / "dry_run.json"))
+        assert SEEN == []
+    assert "forward" not in vars(model[0])
+
+
+def test_where_a_weight_sees_its_operations_there_is_no_dry_run():
+    model = nn.Sequential(Norm(16))
+    assert dry_run.why_seen() == ""
+    model[0].weight = nn.Parameter(torch.ones(16).as_subclass(Seeing))
+    SEEN.clear()
+    assert "Seeing" in dry_run.why_seen()
+    assert SEEN == []
+
+
+def test_a_default_device_sees_nothing():
+    torch.set_default_device("cpu")
+    try:
+        assert dry_run.why_seen() == ""
+    finally:
+        torch.set_default_device(None)
 
 
 def test_an_error_while_sites_are_entered_leaves_everything_as_it_was(monkeypatch):

@@ -93,7 +93,7 @@ class DryRun:
             begin = import_module("kprof.kernels.swap.dry_run").begin
             self._watch = begin(str(self._path))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is not the workload's
-            self._tell(f"{type(error).__name__}: {error}")
+            self._tell(getattr(error, "problem", f"{type(error).__name__}: {error}"))
             return
         atexit.register(self.end)
 
