@@ -4,6 +4,7 @@ import tests.kernel_interpreter  # noqa: F401, I001 - before anything that impor
 
 import json
 import re
+import subprocess
 import sys
 
 import pytest
@@ -12,7 +13,7 @@ from kprof.collect.recorder.kprof_recorder.settings import Settings
 from kprof.collect.recorder.kprof_recorder.start import Swapping
 from kprof.collect.launch import LaunchResult
 from kprof.errors import KprofError
-from kprof.open import Opened
+from kprof.open import Opened, open_trace
 from kprof.run import NOT_SWAPPED, RunOptions, run
 from kprof.run import run_service
 from kprof.kernels.swap.swap_report import SwapReport
@@ -175,3 +176,46 @@ for _ in range(10**6 if "KPROF_SCHEDULE" in os.environ else 12):
     optimizer.step()
     optimizer.zero_grad()
 """
+
+
+ON_A_GPU = """
+import torch
+from torch import nn
+torch.manual_seed(1)
+
+class Norm(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(size)), 1e-6
+
+    def forward(self, x):
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps))
+
+layers = [one for _ in range(8) for one in (nn.Linear(512, 512), Norm(512), nn.Dropout(0.1))]
+model = nn.Sequential(*layers, nn.Linear(512, 1000)).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+x, y = torch.randn(4096, 512, device="cuda"), torch.arange(4096, device="cuda") % 1000
+losses = []
+for _ in range(14):
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    losses.append(loss.item())
+print(losses, torch.cuda.max_memory_allocated(), torch.cuda.get_rng_state().sum().item())
+"""
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_dry_run_changes_no_bit_no_random_state_and_no_peak_of_memory(tmp_path):
+    (tmp_path / "train.py").write_text(ON_A_GPU)
+    command = [sys.executable, "train.py"]
+    bare = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-m", "kprof", "run", "--out", "run.kprof", "train.py"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert bare.stdout.strip() in ran.stdout
+    dry_run = open_trace(tmp_path / "run.kprof").meta.dry_run
+    assert {row.kernel for row in dry_run.rows} >= {"rmsnorm", "adamw", "cross_entropy"}
+    assert "adamw" in {row.kernel for row in dry_run.rows if row.provider}
+    assert dry_run.took_ns < 3e9
