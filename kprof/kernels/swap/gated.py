@@ -62,6 +62,8 @@ def subject_for(kernel: Kernel, provider: str, sorts: Sequence[CallSort], device
 
 def _with_few_rows(kernel: Kernel, shape: Shape, device: str) -> Shape:
     """Return a shape with fewer rows, or batches where a kernel's shapes have those."""
+    if len(shape) == 1:
+        return (min(shape[0], MOST_ELEMENTS[device]),)
     first, *others = counted(kernel, shape)
     if len(kernel.shapes[0]) > kernel.exact + 1:
         return (min(first, MOST_BATCHES), *others)

@@ -64,6 +64,33 @@ def test_of_shapes_with_batches_there_are_few_batches():
     assert gated.subject_for(kernel, "kprof", [call], "cuda").shapes == ((2, 1024, 12, 12, 64),)
 
 
+def test_of_shapes_with_one_size_there_are_few_elements():
+    call = CallSort((2**30,), "float32", False)
+    subject = gated.subject_for(kernel_named("adamw"), "kprof", [call], "cuda")
+    assert subject.shapes == ((2**22,),)
+
+
+def test_an_optimizer_passes_at_the_calls_of_a_workload():
+    call = CallSort((1_000_003,), "float32", False)
+    assert gated.judge("adamw=kprof", [call]) == GATE_PASSED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("cross_entropy=kprof", (32, 504)),
+        ("linear_cross_entropy=kprof", (32, 16, 504)),
+        ("layernorm=aten", (2, 16, 32)),
+        ("swiglu=kprof", (2, 16, 32)),
+        ("rope=kprof", (2, 16, 4, 2, 32)),
+        ("add_rmsnorm=kprof", (2, 16, 32)),
+    ],
+)
+def test_the_library_passes_at_shapes_as_sites_count_them(name, shape):
+    assert gated.judge(name, [CallSort(shape, "float32", True)]) == GATE_PASSED
+
+
 def test_where_no_call_is_known_the_gate_takes_the_kernels_own_edges():
     kernel = kernel_named("swiglu")
     assert gated.subject_for(kernel, "kprof", [], "cuda").shapes == kernel.edges
