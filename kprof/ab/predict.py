@@ -64,7 +64,8 @@ def record(a: Variant, options: AbOptions, folder: Path) -> None:
     """
     raw = folder / "raw"
     raw.mkdir(parents=True)
-    launched = LaunchOptions(a.command, folder, skip=options.skip)
+    # No kernels: a script that asks for those that were chosen for it runs as it is.
+    launched = LaunchOptions(a.command, folder, skip=options.skip, swap="")
     environment = {**environment_for(launched, raw), **a.environment}
     started_ns = time.time_ns()
     write_description(raw, a.command, (started_ns, None), None)
@@ -83,14 +84,14 @@ def record(a: Variant, options: AbOptions, folder: Path) -> None:
 
 
 def _is_recorded(raw: Path) -> bool:
-    """Return whether all processes have written their window, and made the dry run if one comes."""
-    parts = [path.parent for path in raw.glob(f"rank*-pid*/{RECORDER}")]
-    return bool(parts) and all(_is_complete(part) for part in parts)
+    """Return whether all processes have written their window, and made the dry run if one comes.
 
-
-def _is_complete(part: Path) -> bool:
-    recorder = part / RECORDER
-    if not json.loads(recorder.read_text())["is_complete"]:
+    Some may never do either: what is there counts after a while.
+    """
+    recorders = list(raw.glob(f"rank*-pid*/{RECORDER}"))
+    written = [one for one in recorders if json.loads(one.read_text())["is_complete"]]
+    if not written:
         return False
-    is_late = time.time() - recorder.stat().st_mtime > PATIENCE_S
-    return (part / DRY_RUN).exists() or is_late
+    last_s = max(one.stat().st_mtime for one in written)
+    are_all = all(one in written and (one.parent / DRY_RUN).exists() for one in recorders)
+    return are_all or time.time() - last_s > PATIENCE_S

@@ -13,9 +13,10 @@ from kprof.report.section import Facts
 from kprof.report.swap import section_of_choice
 
 ENDLESS = """
-import itertools, torch
+import itertools, kprof, torch
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.AdamW(model.parameters())
+kprof.swapped(model, "auto").__enter__()
 for _ in itertools.count():
     model(torch.ones(2, 8)).sum().backward()
     optimizer.step()
@@ -72,6 +73,7 @@ def test_of_a_chosen_kernel_without_a_finding_nothing_is_predicted():
 def test_the_workload_is_ended_behind_its_window(tmp_path, monkeypatch):
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "train.py").write_text(ENDLESS)
     # Without a GPU, no rule recommends a kernel.
     assert predicted(tmp_path, "train.py") == ((), "")

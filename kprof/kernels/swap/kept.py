@@ -32,8 +32,8 @@ VARIABLES = ("CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET")
 KERNELS = Path(__file__).parent.parent
 # In a folder with more Python files than this, the script alone is looked at.
 MOST_FILES = 500
-# The variable of a workload in which kernels are tried, or two variants compared.
-UNDER_TRIAL = "KPROF_SCHEDULE"
+# Variables of a workload in which kprof itself swaps kernels, tries them, or compares variants.
+BY_KPROF = ("KPROF_SCHEDULE", "KPROF_SWAP")
 
 
 def facts_of(words: Sequence[str], environment: Mapping[str, str]) -> dict[str, object]:
@@ -121,12 +121,12 @@ def _keep(path: Path | None, content: Mapping[str, object]) -> None:
 def names_for_this_process() -> tuple[str, ...]:
     """Return the kernels that were chosen for the script of this process.
 
-    None while kernels are tried on it, or two variants of it compared.
+    None where kprof itself swaps kernels in it: a run, a choice or a comparison with --swap.
 
     Raises:
         KprofError: none were chosen yet.
     """
-    if os.environ.get(UNDER_TRIAL):
+    if any(name in os.environ for name in BY_KPROF):
         return ()
     choice = load_choice(facts_of(sys.argv, os.environ))
     if choice is None:

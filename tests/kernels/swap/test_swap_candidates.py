@@ -216,11 +216,13 @@ def test_auto_takes_the_kernels_that_were_chosen_for_the_script(tmp_path, monkey
     with swapped(model, "auto") as swap:
         model(torch.ones(2, 16))
     assert [site.kernel for site in swap.replaced] == ["rmsnorm"]
-    # While kernels are tried on it, the script runs as it is.
-    monkeypatch.setenv("KPROF_SCHEDULE", "schedule.json")
-    with swapped(model, "auto") as swap:
-        model(torch.ones(2, 16))
-    assert swap.sites == ()
+    # Where kprof tries kernels on the script, or swaps them in itself, this swaps none.
+    for name, value in (("KPROF_SCHEDULE", "schedule.json"), ("KPROF_SWAP", "")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            with swapped(model, "auto") as swap:
+                model(torch.ones(2, 16))
+            assert swap.sites == ()
     with pytest.raises(KprofError):
         swapped(model, "auto", "rope")
 
