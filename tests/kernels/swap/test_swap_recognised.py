@@ -11,6 +11,7 @@ from tests.kernels.swap.reasons import OTHER_GRADIENTS
 from kprof.kernels.swap.reads import WRITES
 from kprof.kernels.swap.sites.norms import OTHER
 from kprof.kernels.swap.swapping import swapped
+from tests.kernels.kernel_checks import INTERPRETED
 from tests.kernels.swap_models import Mlp, Norm
 
 NORMS = ("rmsnorm=eager", "layernorm=aten")
@@ -123,11 +124,53 @@ def test_hooks_of_all_modules_see_an_activation():
     assert nn.SiLU in seen
 
 
-def test_a_result_lies_as_the_originals_where_rows_lie_in_another_order():
-    norm, x = Norm(8), torch.randn(2, 3, 4, 8).transpose(1, 2)
-    wanted = norm(x)
+@INTERPRETED
+@pytest.mark.parametrize("provider", ["kprof", "eager"])
+@pytest.mark.parametrize(
+    "order",
+    [
+        lambda x: x.transpose(1, 2),
+        lambda x: x.transpose(0, 2),
+        lambda x: x[:, ::2].transpose(1, 2),
+        lambda x: x.permute(2, 0, 1, 3)[:, :1],
+    ],
+)
+def test_a_result_lies_as_the_originals_where_rows_lie_in_another_order(order, provider):
+    norm, x = Norm(8), torch.randn(2, 3, 4, 8)
+    mine, others = (x.clone().requires_grad_() for _ in range(2))
+    wanted = norm(order(mine))
+    wanted.sin().sum().backward()
+    with swapped(norm, f"rmsnorm={provider}") as swap:
+        result = norm(order(others))
+    result.sin().sum().backward()
+    assert result.stride() == wanted.stride()
+    torch.testing.assert_close(result, wanted)
+    torch.testing.assert_close(others.grad, mine.grad)
+    assert [one.provider for one in swap.sites[0].calls] == [provider]
+
+
+@pytest.mark.parametrize(
+    "order", [lambda x: x.transpose(1, 3), lambda x: x[:1].expand(2, -1, -1, -1)]
+)
+def test_rows_that_are_not_in_one_piece_or_lie_on_one_another_have_the_same_result(order):
+    norm, x = Norm(8), torch.randn(2, 8, 4, 8)
+    wanted = norm(order(x))
+    with swapped(norm, "rmsnorm=eager"):
+        result = norm(order(x))
+    torch.testing.assert_close(result, wanted)
+
+
+class Contiguous(Norm):
+    """Its result is contiguous, whatever its input."""
+
+    def forward(self, x):
+        return super().forward(x).contiguous()
+
+
+def test_a_norm_that_lays_its_rows_out_anew_is_left_to_do_so():
+    norm, x = Contiguous(8), torch.randn(2, 3, 4, 8).transpose(1, 2)
     with swapped(norm, "rmsnorm=eager") as swap:
-        assert norm(x).stride() == wanted.stride()
+        assert norm(x).is_contiguous()
         norm(x.contiguous())
         norm(x=x)
     assert [one.provider for one in swap.sites[0].calls] == [None, "eager", None]

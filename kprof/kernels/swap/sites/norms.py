@@ -75,6 +75,8 @@ class Recognised:
     eps_name: str | None
     """Attribute with the epsilon; None: it is in the code."""
     settings: frozenset[Setting]
+    keeps_order: bool
+    """Whether its result lies in memory as its input does, where dimensions are transposed."""
 
 
 def looks_like_a_norm(module: Module) -> bool:
@@ -150,7 +152,7 @@ def _recognise(probe: Probe, best: Candidate, dtype: torch.dtype, reads: Reads) 
     for number in reads.numbers:
         if number.name != eps_name and probe.is_read(number):
             return f"it reads {number.title}, which the kernel does not take"
-    return Recognised(kernel, form, eps, eps_name, settings)
+    return Recognised(kernel, form, eps, eps_name, settings, probe.keeps_order())
 
 
 Candidate = tuple[str, str | None, float, str | None]
@@ -231,6 +233,12 @@ class Probe:
             if not are_alike(_computed(rows, self._parameters, one), original):
                 return f"it computes something else for inputs of {lead} rows"
         return None
+
+    def keeps_order(self) -> bool:
+        """Return whether the result lies in memory as an input of transposed dimensions does."""
+        x = self._rows_in((2, 3, 4)).to(self._dtype).unflatten(0, (2, 3, 4)).transpose(1, 2)
+        result = type(self._module).forward(self._module, x)
+        return bool(result.stride() == x.stride())
 
     def is_read(self, number: Number) -> bool:
         """Return whether the result depends on this number."""
@@ -398,6 +406,7 @@ def _normalising(
     known, decide, trace = dispatcher.known, dispatcher.decide, dispatcher.tracing()
     run_original, is_changed = running_original(original, dispatcher, switch), changes_of(reads)
     constant, eps_name, takes_bias = found.eps, found.eps_name, found.kernel == LAYERNORM
+    keeps_order = found.keeps_order
     options = () if is_default(found) else (found.form,)
     # Between the arguments of a call and the dtype of its result.
     defaults = () if takes_bias or options else FORMS[:1]
@@ -413,7 +422,12 @@ def _normalising(
         if switch.owner is not self or args or kwargs or x is None:
             return run_original(self, OTHERWISE, *(() if x is None else (x,)), *args, **kwargs)
         if not x.is_contiguous() and is_permuted(x):
-            return run_original(self, PERMUTED, x)
+            order = None if is_compiling() or not keeps_order else order_of(x)
+            if order is None:
+                return run_original(self, PERMUTED, x)
+            # The rows as they lie in memory.
+            back = [order.index(place) for place in range(len(order))]
+            return forward(self, x.permute(order)).permute(back)
         if have_moved(self, names):
             return run_original(self, MOVED_SINCE, x)
         if is_changed is not None and is_changed(self):
@@ -472,6 +486,14 @@ def is_permuted(x: Tensor) -> bool:
     """Return whether the order of elements in memory differs from that of the dimensions."""
     steps = [step for step, size in zip(x.stride(), x.shape, strict=True) if step and size > 1]
     return steps != sorted(steps, reverse=True)
+
+
+def order_of(x: Tensor) -> list[int] | None:
+    """Return the dimensions in the order of memory; None: the last one is not the innermost."""
+    last = x.dim() - 1
+    order = sorted(range(last), key=lambda place: -x.stride(place))
+    steps = [x.stride(place) for place in order if x.shape[place] > 1]
+    return [*order, last] if x.stride(last) == 1 and all(step > 1 for step in steps) else None
 
 
 FAMILY = Family(kernels=(RMSNORM, LAYERNORM), find=find)
