@@ -36,9 +36,8 @@ NOT_ASKED = {"add_rmsnorm", "add_layernorm"}
 class Watch:
     """A dry run under way."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, began_ns: int) -> None:
         """Find the call sites of this process, and watch their calls from here on."""
-        began_ns = time.perf_counter_ns()
         self._path = path
         self._kernels = sorted(WITH_SITES - NOT_ASKED)
         self._swap = Swap(None, self._kernels, providers=DryProviders)
@@ -75,16 +74,21 @@ def rows_of(sites: tuple[SiteReport, ...]) -> Iterator[DryRunRow]:
         yield DryRunRow(kernel, provider, why, number, num_calls[outcome])
 
 
-def begin(path: str) -> Watch:
+def begin(path: str, began_ns: int | None = None) -> Watch:
     """Begin a dry run of all kernels in this process, whose table goes to `path`.
+
+    Args:
+        path: Of the table.
+        began_ns: When this began to hold up the workload, by `time.perf_counter_ns`; None: now.
 
     Raises:
         SwapError: the workload's own code would see it.
     """
+    began_ns = time.perf_counter_ns() if began_ns is None else began_ns
     why = why_seen()
     if why:
         raise SwapError(why, fix="see what a swap does: kprof ab --swap auto SCRIPT")
-    return Watch(Path(path))
+    return Watch(Path(path), began_ns)
 
 
 def why_seen() -> str:

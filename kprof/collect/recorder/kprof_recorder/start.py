@@ -21,7 +21,7 @@ from .capture import PROFILER_ERRORS, watch_others
 from .compiler import keep_from_compiler, num_compiled
 from .ending import Deadline, Ending, ForkWarning, leave_without_destructors, main_thread, on_fork
 from .hooks import Hooks, listen_to_engines
-from .native import RLock
+from .native import RLock, perf_counter_ns
 from .output import Outcome
 from .quiet import hide_from_tracebacks, hush
 from .ranks import started_by
@@ -90,8 +90,9 @@ class DryRun:
             return
         try:
             # Imported from the workload's environment, as for a swap.
+            began_ns = perf_counter_ns()
             begin = import_module("kprof.kernels.swap.dry_run").begin
-            self._watch = begin(str(self._path))
+            self._watch = begin(str(self._path), began_ns)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is not the workload's
             self._tell(getattr(error, "problem", f"{type(error).__name__}: {error}"))
             return
