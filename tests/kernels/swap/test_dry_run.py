@@ -215,6 +215,14 @@ def test_a_default_device_sees_nothing():
         torch.set_default_device(None)
 
 
+def test_a_kernel_that_runs_whatever_is_chosen_is_in_no_dry_run(tmp_path):
+    watch = dry_run.begin(str(tmp_path / "dry_run.json"))
+    watch.end()
+    kernels = json.loads((tmp_path / "dry_run.json").read_text())["kernels"]
+    assert {"rmsnorm", "cross_entropy", "adamw"} <= set(kernels)
+    assert "decode" not in kernels
+
+
 def test_an_error_while_sites_are_entered_leaves_everything_as_it_was(monkeypatch):
     from kprof.kernels.swap.site import Site
 
