@@ -1,9 +1,10 @@
 """Rotary position embedding of queries with keys in one launch, which reads each once.
 
 With x1 and x2 the halves of a head, y1 = x1 cos1 - x2 sin1 and y2 = x2 cos2 + x1 sin2. q is (B, Hq,
-S, D), k is (B, Hk, S, D), cos and sin are (B or 1, S, D). `rope` returns new tensors, `rope_` works
-in place. A CTA rotates all heads of one token, so it reads cosine and sine once. The backward pass
-rotates the gradients back.
+S, D), k is (B, Hk, S, D), cos and sin are (B or 1, S, D), or of fewer columns: then as many columns
+of each head are rotated, and the rest stays. `rope` returns new tensors, `rope_` works in place. A
+CTA rotates all heads of one token, so it reads cosine and sine once. The backward pass rotates the
+gradients back.
 
 Order, in this and the other single files: kernel, public function, launch, operator, KERNEL.
 """
@@ -112,7 +113,7 @@ def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
     Args:
         q: (B, Hq, S, D), in any order in memory; float32, float16 or bfloat16.
         k: (B, Hk, S, D).
-        cos: (B or 1, S, D), of the same dtype; has no gradient.
+        cos: (B or 1, S, R), of the same dtype, for the first R of D columns; has no gradient.
         sin: As cos.
     """
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
@@ -151,12 +152,19 @@ def _empty(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, is_back: bool) -> lis
 
 
 def _run(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, is_back: bool) -> list[Tensor]:
-    results = _empty(q, k, cos, sin, is_back)
-    _launch_rotation(q, k, cos, sin, results, is_back)
+    results, width = _empty(q, k, cos, sin, is_back), cos.shape[-1]
+    if width == q.shape[-1]:
+        _launch_rotation(q, k, cos, sin, results, is_back)
+        return results
+    rotated = [one[..., :width] for one in results]
+    _launch_rotation(q[..., :width], k[..., :width], cos, sin, rotated, is_back)
+    for one, result in zip((q, k), results, strict=True):
+        result[..., width:].copy_(one[..., width:])
     return results
 
 
 def _run_in_place(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
+    q, k = q[..., : cos.shape[-1]], k[..., : cos.shape[-1]]
     if q.stride(-1) == k.stride(-1) == 1:
         _launch_rotation(q, k, cos, sin, (q, k), False)
         return
@@ -199,11 +207,13 @@ _operator_in_place = define(
 
 def _reference(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Compute Hugging Face's `apply_rotary_pos_emb`."""
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    cos, sin, width = cos.unsqueeze(1), sin.unsqueeze(1), cos.shape[-1]
 
     def turn(x: Tensor) -> Tensor:
+        x, rest = x[..., :width], x[..., width:]
         first, second = x.chunk(2, dim=-1)
-        return x * cos + torch.cat((-second, first), dim=-1) * sin
+        turned = x * cos + torch.cat((-second, first), dim=-1) * sin
+        return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
 
     return turn(q), turn(k)
 
@@ -214,9 +224,10 @@ def _refuses(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> str | None:
         return f"not (B, H, S, D) with (B, S, D): {shapes}"
     batch, heads, length, columns = q.shape
     same = k.shape[0] == batch and k.shape[2:] == q.shape[2:]
-    if not same or cos.shape[0] not in (1, batch) or cos.shape[1:] != (length, columns):
+    width = cos.shape[2]
+    if not same or cos.shape[0] not in (1, batch) or cos.shape[1] != length or width > columns:
         return f"shapes that do not fit each other: {shapes}"
-    if columns % 2 or next_power_of_two(max(heads, k.shape[1])) * columns > MOST_ELEMENTS:
+    if width % 2 or next_power_of_two(max(heads, k.shape[1])) * columns > MOST_ELEMENTS:
         return f"heads that are odd, or too many for one program: {shapes}"
     if q.dtype not in DTYPES or any(one.dtype != q.dtype for one in (k, cos, sin)):
         return f"dtypes {q.dtype}, {k.dtype}, {cos.dtype}, {sin.dtype}: not one of {DTYPES}"
@@ -238,7 +249,16 @@ def _inputs(shape: tuple[int, ...], draw: Any) -> tuple[Tensor, ...]:
 def _liger() -> Any:
     from liger_kernel.ops.rope import LigerRopeFunction
 
-    return LigerRopeFunction.apply
+    def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        width = cos.shape[-1]
+        if width == q.shape[-1]:
+            rotated: tuple[Tensor, ...] = LigerRopeFunction.apply(q, k, cos, sin)
+            return rotated
+        parts = LigerRopeFunction.apply(q[..., :width], k[..., :width], cos, sin)
+        pairs = zip(parts, (q, k), strict=True)
+        return tuple(torch.cat((part, one[..., width:]), dim=-1) for part, one in pairs)
+
+    return rotate
 
 
 KERNEL = Kernel(

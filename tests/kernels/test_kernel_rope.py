@@ -53,6 +53,23 @@ def test_any_number_of_heads_is_turned_right_with_its_gradients(shape):
     assert errors_against_truth(KERNEL, rope, arguments_of(*shape)) < 1e-6
 
 
+@pytest.mark.parametrize("width", [2, 6, 10])
+@pytest.mark.parametrize("is_in_place", [False, True])
+def test_angles_of_the_first_columns_leave_the_others_as_they_are(width, is_in_place):
+    q, k, cos, sin = arguments_of(2, 3, 4, 2, 10)
+    cos, sin = cos[..., :width], sin[..., :width]
+    expected = KERNEL.reference(q, k, cos, sin)
+    found = rope_(q.clone(), k.clone(), cos, sin) if is_in_place else rope(q, k, cos, sin)
+    torch.testing.assert_close([*found], [*expected])
+    assert torch.equal(found[0][..., width:], q[..., width:])
+
+
+def test_gradients_of_rotated_and_of_other_columns_are_those_of_the_mathematics():
+    q, k, cos, sin = arguments_of(2, 3, 4, 2, 10)
+    arguments = (q, k, cos[..., :4], sin[..., :4])
+    assert errors_against_truth(KERNEL, rope, arguments) < 1e-6
+
+
 def test_sixteen_bits_are_rounded_as_hugging_face_does():
     arguments = arguments_of(2, 3, 4, 2, 16, dtype=torch.float16)
     found = results_of(rope, arguments, (0, 1))

@@ -6,6 +6,7 @@ Attention of a few tokens over a cache goes to `decode_attention`, of more token
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Container, Hashable, Sequence
@@ -22,6 +23,7 @@ from kprof.kernels.swap.patches import TORCHS
 from kprof.kernels.swap.probes import (
     ARITHMETIC,
     ARRANGING,
+    CANNOT,
     Operators,
     Setting,
     are_alike,
@@ -205,7 +207,23 @@ def _all_of(function: object) -> tuple[Translation, ...]:
     if known or not inspect.isfunction(function):
         return known
     names = list(inspect.signature(function).parameters)
-    return (_ROTATION,) if names[:4] == [*ROTATED] else ()
+    if names[:4] != [*ROTATED]:
+        return ()
+    return (_ROTATION_OF_PARTS,) if _rotates_parts(function) else (_ROTATION,)
+
+
+@functools.cache
+def _rotates_parts(function: Callable[..., Any]) -> bool:
+    """Return whether a rotation takes angles of fewer columns than heads have, for the first."""
+    if why_unlike_rotation(function) is not None:
+        return False
+    with probing(torch.device("cpu")) as generator:
+        shapes = ((2, 3, 5, 8), (2, 1, 5, 8), (2, 5, 4), (2, 5, 4))
+        given = [torch.randn(one, generator=generator) for one in shapes]
+        try:
+            return are_alike(function(*given), kernel_named(ROPE).reference(*given))
+        except CANNOT:
+            return False
 
 
 def is_interface(value: object) -> bool:
@@ -224,7 +242,7 @@ def settings_of(function: Callable[..., Any], translation: Translation) -> froze
     A sentence says why there are none. Functions of torch are known by identity; the code of others
     is analysed before it runs.
     """
-    why = why_unlike_rotation(function) if translation is _ROTATION else None
+    why = why_unlike_rotation(function) if translation.kernel == ROPE else None
     if why is not None:
         return why
     kernel = kernel_named(translation.kernel)
@@ -254,7 +272,7 @@ def settings_of(function: Callable[..., Any], translation: Translation) -> froze
         found = settings_where(agrees)
         if not found:
             return "it computes something else"
-        why = _why_not_rotation(function, device) if translation is _ROTATION else None
+        why = _why_not_rotation(function, device) if translation.kernel == ROPE else None
     return found if why is None else why
 
 
@@ -311,6 +329,13 @@ def _rotate(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *others: Any, **named: Any
 ) -> Arguments | None:
     # Other arguments select other dimensions.
+    is_whole = not isinstance(cos, Tensor) or cos.shape[-1:] == q.shape[-1:]
+    return None if others or named or not is_whole else (q, k, cos, sin)
+
+
+def _rotate_part(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *others: Any, **named: Any
+) -> Arguments | None:
     return None if others or named else (q, k, cos, sin)
 
 
@@ -365,6 +390,11 @@ _ROTATION = Translation(
         *(draw(2, 5, 8).to(dtype), draw(2, 5, 8).to(dtype)),
     ),
     shape=lambda q, k, *_: (q.shape[0], q.shape[2], q.shape[1], k.shape[1], q.shape[3]),
+)
+_ROTATION_OF_PARTS = replace(
+    _ROTATION,
+    arguments=_rotate_part,
+    is_default=lambda arguments: bool(arguments[2].shape[-1] == arguments[0].shape[-1]),
 )
 _DECODING = Translation(
     DECODE_ATTENTION,

@@ -47,6 +47,8 @@ def made(kind, **options):
         ("gemma", {"head_dim": 16}, {"rmsnorm": 5, "geglu": 2, "rope": 2}),
         ("gemma2", {"head_dim": 16}, {"rmsnorm": 9, "geglu": 2, "rope": 2}),
         ("phi", {}, {"layernorm": 3, "rope": 2}),
+        ("gpt_neox", {}, {"layernorm": 5, "rope": 2}),
+        ("nemotron", {}, {"layernorm": 5, "rope": 2}),
         ("phi3", {}, {"rmsnorm": 5, "swiglu": 2, "rope": 2}),
         ("mixtral", {"num_local_experts": 4}, {"rmsnorm": 5, "rope": 2}),
         # Its rotations are in float32: all their calls fall back.
