@@ -18,7 +18,7 @@ from kprof.report.units import (
     format_time,
     readable,
 )
-from kprof.trace import Trace
+from kprof.trace import Caveat, Trace
 
 SCHEMA = 1
 ROWS_ON_TERMINAL = 8
@@ -51,7 +51,7 @@ class Compared:
     a: Trace
     b: Trace
     difference: Difference
-    doubts: tuple[str, ...]
+    doubts: tuple[Caveat, ...]
 
     @property
     def title(self) -> str:
@@ -96,7 +96,7 @@ def result_of_difference(compared: Compared) -> dict[str, object]:
             layout: [_row_result(row) for row in rows]
             for layout, rows in difference.layouts.items()
         },
-        "doubts": list(compared.doubts),
+        "doubts": [{"id": one.id, "text": one.text} for one in compared.doubts],
     }
 
 
@@ -144,7 +144,7 @@ def _summary(compared: Compared) -> Section:
         f"Elapsed time{over}: B {format_exact(b.step_ns)} - A "
         f"{format_exact(a.step_ns)} = {change:+,} ns. Every table below adds up to it."
     )
-    warnings = [Text(doubt, "warning") for doubt in compared.doubts]
+    warnings = [Text(doubt.text, "warning") for doubt in compared.doubts]
     parts = (Text(lead), facts, Text(sum_text), _step_table(compared))
     told = (_recording_table(compared), Text(ONE_CAPTURE))
     return Section("Difference", 0, (*parts, *told, *warnings))

@@ -8,11 +8,17 @@ from statistics import fmean
 import numpy as np
 
 from kprof.analyze.attribution.overlap import allot_busy_time
-from kprof.analyze.attribution.steps import denominator, find_steps, rule_of, time_steps
+from kprof.analyze.attribution.steps import (
+    denominator,
+    find_steps,
+    outside_steps,
+    rule_of,
+    time_steps,
+)
 from kprof.analyze.capture_quality.audit import audit
 from kprof.analyze.energy import around, devices_in, readings
 from kprof.analyze.roofline.utilisation import ENOUGH_KNOWN, measure_known_work
-from kprof.trace import Trace
+from kprof.trace import Caveat, Trace
 
 # Clocks, or work, that differ by more than this are named.
 DIFFERENT_CLOCK = 0.02
@@ -52,7 +58,7 @@ def find_obstacle(a: Trace, b: Trace) -> tuple[str, str] | None:
     return None
 
 
-def find_doubts(a: Trace, b: Trace) -> list[str]:
+def find_doubts(a: Trace, b: Trace) -> list[Caveat]:
     """Return what sets the runs apart besides what was changed on purpose, as sentences."""
     return [*_machines(a, b), *_clocks(a, b), *_steps(a, b), *_work(a, b), *_audits(a, b)]
 
@@ -61,37 +67,41 @@ def _both(a: Trace, b: Trace) -> tuple[tuple[str, Trace], tuple[str, Trace]]:
     return ("A", a), ("B", b)
 
 
-def _machines(a: Trace, b: Trace) -> Iterator[str]:
+def _machines(a: Trace, b: Trace) -> Iterator[Caveat]:
     gpus = [", ".join(dict.fromkeys(gpu.name for gpu in trace.gpus)) for trace in (a, b)]
     if gpus[0] != gpus[1]:
         names = [name or "a device that the trace does not name" for name in gpus]
-        yield f"The devices differ: {names[0]} in A, {names[1]} in B."
+        yield Caveat("devices_differ", f"The devices differ: {names[0]} in A, {names[1]} in B.")
     if a.meta.num_ranks != b.meta.num_ranks:
-        yield (
+        yield Caveat(
+            "ranks_differ",
             f"A has {a.meta.num_ranks:,} and B {b.meta.num_ranks:,} ranks: a step is the mean over "
-            "its ranks, and a rank's part of the work need not be the same."
+            "its ranks, and a rank's part of the work need not be the same.",
         )
     if a.meta.tool != b.meta.tool:
-        yield (
+        yield Caveat(
+            "tools_differ",
             f"A was recorded by {a.meta.tool} and B by {b.meta.tool}, which name operators "
-            "differently and cost the host differently."
+            "differently and cost the host differently.",
         )
 
 
-def _clocks(a: Trace, b: Trace) -> Iterator[str]:
+def _clocks(a: Trace, b: Trace) -> Iterator[Caveat]:
     if a.is_host_only:
         return
     means = [_mean_clock(trace) for trace in (a, b)]
     unknown = [name for (name, _), mean in zip(_both(a, b), means, strict=True) if mean is None]
     if unknown:
-        yield (
+        yield Caveat(
+            "clock_unknown",
             f"The GPU's clock is not known of {' and '.join(unknown)}: part of the difference may "
-            "be the clock's. `kprof run` samples it."
+            "be the clock's. `kprof run` samples it.",
         )
     elif means[0] and means[1] and abs(means[1] / means[0] - 1) > DIFFERENT_CLOCK:
-        yield (
+        yield Caveat(
+            "clocks_differ",
             f"The GPU ran at {means[0]:,.0f} MHz in A and at {means[1]:,.0f} MHz in B, which "
-            "changes the time of whatever computes."
+            "changes the time of whatever computes.",
         )
 
 
@@ -107,31 +117,38 @@ def _mean_clock(trace: Trace) -> float | None:
     return float(known.mean()) if len(known) else None
 
 
-def _steps(a: Trace, b: Trace) -> Iterator[str]:
+def _steps(a: Trace, b: Trace) -> Iterator[Caveat]:
     if not a.has_timeline:
-        yield "Neither has a timeline: the comparison is of sums of device time, without idle time."
+        yield Caveat(
+            "no_timeline",
+            "Neither has a timeline: the comparison is of sums of device time, without idle time.",
+        )
     rules = [
         trace.meta.recording.step_rule if trace.meta.recording else rule_of(trace.ranges)
         for trace in (a, b)
     ]
     if not find_steps(a):
-        yield (
+        yield Caveat(
+            "no_steps",
             "No step is marked: whole windows are compared, which tells something only if both "
-            "did the same work."
+            "did the same work.",
         )
     elif rules[0] != rules[1]:
         told = [rule.rstrip(".") for rule in rules]
-        yield f"A step is not told by the same rule. A: {told[0]}. B: {told[1]}."
+        yield Caveat(
+            "step_rules_differ", f"A step is not told by the same rule. A: {told[0]}. B: {told[1]}."
+        )
     yield from _apart(a, b)
     spans = [(min(t), max(t)) for t in (time_steps(x).recorded_ns for x in (a, b)) if t]
     if len(set(spans)) == 2 and max(spans)[0] <= min(spans)[1]:
-        yield (
+        yield Caveat(
+            "steps_overlap",
             "Some steps of the slower run are as short as some of the faster one: the difference "
-            "is within what the steps of one run differ by."
+            "is within what the steps of one run differ by.",
         )
 
 
-def _apart(a: Trace, b: Trace) -> Iterator[str]:
+def _apart(a: Trace, b: Trace) -> Iterator[Caveat]:
     """Tell where the tables split much less, or more, time than the steps took."""
     for name, trace in _both(a, b):
         took, step_ns = time_steps(trace), denominator(trace).step_ns
@@ -139,14 +156,15 @@ def _apart(a: Trace, b: Trace) -> Iterator[str]:
             continue
         apart = step_ns / fmean(took.recorded_ns) - 1
         if abs(apart) > MUCH:
-            yield (
+            yield Caveat(
+                "tables_and_steps",
                 f"{name}'s tables split {100 * abs(apart):.1f} % "
                 f"{'more' if apart > 0 else 'less'} time than its steps took by {took.clock}: part "
-                f"of {'it is of no step' if apart > 0 else 'these is in no table'}."
+                f"of {'it is of no step' if apart > 0 else 'these is in no table'}.",
             )
 
 
-def _work(a: Trace, b: Trace) -> Iterator[str]:
+def _work(a: Trace, b: Trace) -> Iterator[Caveat]:
     types = [_types(trace) for trace in (a, b)]
     names = sorted(types[0].keys() | types[1].keys())
     if types[0] and types[1]:
@@ -158,12 +176,16 @@ def _work(a: Trace, b: Trace) -> Iterator[str]:
                 )
                 for of in types
             ]
-            yield f"Products are computed in other types: {told[0]} in A, {told[1]} in B, by time."
+            yield Caveat(
+                "types_differ",
+                f"Products are computed in other types: {told[0]} in A, {told[1]} in B, by time.",
+            )
     flops = [_flops_of_step(trace) for trace in (a, b)]
     if flops[0] and flops[1] and abs(flops[1] / flops[0] - 1) > DIFFERENT_WORK:
-        yield (
+        yield Caveat(
+            "work_differs",
             f"A step of B does {flops[1] / flops[0]:.2f} times the floating-point operations of "
-            "one of A: the two do not do the same work, or not by the same method."
+            "one of A: the two do not do the same work, or not by the same method.",
         )
 
 
@@ -179,11 +201,11 @@ def _flops_of_step(trace: Trace) -> float | None:
     """Return the operations of a step; None where the work of too much is not known."""
     if measure_known_work(trace).unknown > 1 - ENOUGH_KNOWN:
         return None
-    flops = trace.kernels["flops"].to_numpy(np.float64, na_value=0.0)
+    flops = trace.kernels["flops"].to_numpy(np.float64, na_value=0.0)[~outside_steps(trace)]
     return float(flops.sum()) / max(len(find_steps(trace)), 1)
 
 
-def _audits(a: Trace, b: Trace) -> Iterator[str]:
+def _audits(a: Trace, b: Trace) -> Iterator[Caveat]:
     """Tell in one sentence a run what its audit found harmful."""
     for name, trace in _both(a, b):
         harmful = [
@@ -193,4 +215,4 @@ def _audits(a: Trace, b: Trace) -> Iterator[str]:
         ]
         told = "; ".join(f"{check.name}, {check.verdict}: {check.evidence}" for check in harmful)
         if told:
-            yield f"The capture of {name} is not beyond doubt. {told}."
+            yield Caveat("capture", f"The capture of {name} is not beyond doubt. {told}.")
