@@ -29,6 +29,8 @@ from kprof.kernels.swap.swap_report import GATE_PASSED, CallSort
 MOST_ELEMENTS = {"cuda": 2**22, "cpu": 2**11}
 LEAST_ROWS = 8
 MOST_BATCHES = 2
+# Sizes of a shape that begins with batches.
+LEAST_OF_BATCHES = 5
 NUM_VALUES = {"cuda": 1_000_000, "cpu": 2_000}
 # Values of each sort: usual ones, outliers, rows of unlike size, none.
 DISTRIBUTIONS = ("normal", "outliers", "uneven", "zeros")
@@ -65,9 +67,10 @@ def _with_few_rows(kernel: Kernel, shape: Shape, device: str) -> Shape:
     if len(shape) == 1:
         return (min(shape[0], MOST_ELEMENTS[device]),)
     first, *others = counted(kernel, shape)
-    if len(kernel.shapes[0]) > kernel.exact + 1:
+    # Batch, heads and lengths, instead of rows.
+    if len(kernel.shapes[0]) > kernel.exact + 1 and len(kernel.shapes[0]) >= LEAST_OF_BATCHES:
         return (min(first, MOST_BATCHES), *others)
-    most = max(LEAST_ROWS, MOST_ELEMENTS[device] // max(others[-1] if others else 1, 1))
+    most = max(LEAST_ROWS, MOST_ELEMENTS[device] // max(*others, 1))
     return (min(first, most), *others)
 
 

@@ -64,6 +64,12 @@ def test_of_shapes_with_batches_there_are_few_batches():
     assert gated.subject_for(kernel, "kprof", [call], "cuda").shapes == ((2, 1024, 12, 12, 64),)
 
 
+def test_rows_are_few_for_the_longest_of_the_other_sizes():
+    call = CallSort((2**20, 2**15, 16), "float32", False)
+    subject = gated.subject_for(kernel_named("linear_cross_entropy"), "kprof", [call], "cuda")
+    assert subject.shapes == ((2**7, 2**15, 16),)
+
+
 def test_of_shapes_with_one_size_there_are_few_elements():
     call = CallSort((2**30,), "float32", False)
     subject = gated.subject_for(kernel_named("adamw"), "kprof", [call], "cuda")
