@@ -395,10 +395,12 @@ def why_foreign(module: Module) -> str | None:
 
 
 def is_passed_over(module: Module) -> bool:
-    """Return whether a call of this module can be left out: no hooks, no forward of its own."""
-    function = _put_there(module)
+    """Return whether a call of this module can be left out: no hooks, no code of its own."""
+    function, cls = _put_there(module), type(module)
     return not (
         module._forward_hooks
+        or cls.__call__ is not Module.__call__
+        or cls._call_impl is not Module._call_impl
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks

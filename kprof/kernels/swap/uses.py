@@ -8,6 +8,7 @@ Gradients of several readers would be added rounded, so with gradients there may
 from __future__ import annotations
 
 import ast
+import inspect
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeGuard
@@ -21,6 +22,12 @@ from kprof.kernels.swap.patches import innermost, is_passed_over
 
 # Functions that see the variables of the function that calls them.
 READS_LOCALS = {"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe", "breakpoint"}
+# Functions that turn autocast off, or enter what may.
+SETS_AUTOCAST = {"set_autocast_enabled", "set_autocast_cpu_enabled", "set_autocast_dtype"} | {
+    *("set_autocast_gpu_dtype", "set_autocast_cpu_dtype", "__enter__", "enter_context")
+}
+# Code that may go on elsewhere, where autocast is off.
+INTERRUPTED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 # Attributes of a tensor that depend neither on its values nor on its dtype.
 SHAPE = {"shape", "device", "ndim", "is_cuda", "layout", "size", "dim", "numel"}
 # Modules inside modules that a value may pass on its way to linear layers.
@@ -53,6 +60,24 @@ def blocks_of(statement: ast.stmt) -> Iterator[Sequence[ast.stmt]]:
         yield getattr(statement, name, ())
     for one in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
         yield one.body
+
+
+def expressions_of(statement: ast.stmt) -> Iterator[ast.AST]:
+    """Yield what runs before the blocks of a statement: for a definition, its head."""
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        yield from (*statement.decorator_list, statement.args)
+        yield from () if statement.returns is None else (statement.returns,)
+    elif isinstance(statement, ast.ClassDef):
+        yield from (*statement.decorator_list, *statement.bases, *statement.keywords)
+    else:
+        for child in ast.iter_child_nodes(statement):
+            if isinstance(child, (ast.ExceptHandler, ast.match_case)):
+                guard = child.type if isinstance(child, ast.ExceptHandler) else child.guard
+                yield from () if guard is None else (guard,)
+            elif isinstance(child, ast.withitem):
+                yield child.context_expr
+            elif isinstance(child, ast.expr):
+                yield child
 
 
 class OtherUse(Exception):
@@ -108,16 +133,14 @@ class Uses:
         return names
 
     def _statement(self, one: ast.stmt, names: set[str]) -> set[str]:
-        if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            return names - {one.name}
         if isinstance(one, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
             return self._assigned(one, names)
         if self.passes(one):
             return names
-        for part in ("test", "value", "iter", "subject", "exc", "cause", "msg"):
-            self._read(getattr(one, part, None), names)
-        for item in getattr(one, "items", ()):
-            self._read(item.context_expr, names)
+        for part in expressions_of(one):
+            self._read(part, names)
+        if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            return names - {one.name}
         blocks = list(blocks_of(one))
         after, before = set(names), None
         while before != after:
@@ -274,13 +297,25 @@ def readers_of(module: Module, tree: ast.FunctionDef, source: Place | str) -> li
         for node in ast.walk(tree)
     )
     is_global = any(isinstance(node, (ast.Global, ast.Nonlocal)) for node in ast.walk(tree))
-    if stores or is_global or owner in shared or READS_LOCALS & {*inner.__code__.co_names}:
+    code = inner.__code__
+    called = (READS_LOCALS | SETS_AUTOCAST) & {*code.co_names}
+    if stores or is_global or owner in shared or called or code.co_flags & INTERRUPTED:
         return None
     names = {source} if isinstance(source, str) else set[str]()
     if names & shared:
         return None
     reading = _Reading(shared, owner, None if isinstance(source, str) else source)
     return reading.readers if reading.line_of_other(tree, names) is None else None
+
+
+def child_of(module: Module, name: str) -> Module | None:
+    """Return the child that the attribute of a module is; None: it is something else."""
+    cls = type(module)
+    is_looked_up = (
+        cls.__getattribute__ is object.__getattribute__ and cls.__getattr__ is Module.__getattr__
+    )
+    is_child = is_looked_up and name not in module.__dict__ and not hasattr(cls, name)
+    return module._modules.get(name) if is_child else None
 
 
 def is_linear(module: Module) -> bool:
@@ -319,7 +354,7 @@ class Narrowing:
             return None
         for step in self._steps:
             owner, child = step.parent(), step.child()
-            if owner is None or child is None or owner._modules.get(step.name) is not child:
+            if owner is None or child is None or child_of(owner, step.name) is not child:
                 return None
             if type(child).forward is not step.forward or not is_passed_over(child):
                 return None
@@ -352,8 +387,8 @@ def _steps(
         yield None
         return
     for reader in readers:
-        child = module._modules.get(reader.child)
-        if child is None or hasattr(type(module), reader.child):
+        child = child_of(module, reader.child)
+        if child is None:
             yield None
             return
         is_last = is_linear(child) and reader.argument == 0

@@ -106,7 +106,66 @@ class Splatting(Feed):
         return self.down(gelu(self.up(*xs)))
 
 
+class Guarding(Feed):
+    def forward(self, x):
+        match x.dim():
+            case _ if (total := x.sum()) is not None:
+                return self.down(gelu(self.up(x))) + total
+
+
+class Defaulting(Feed):
+    def forward(self, x):
+        def total(y=x):
+            return y.sum()
+
+        return self.down(gelu(self.up(x))) + total()
+
+
+class Decorating(Feed):
+    def forward(self, x):
+        @x.sum().__mul__
+        @lambda _: 1.0
+        def total():
+            pass
+
+        return self.down(gelu(self.up(x))) + total
+
+
+class Called(Feed):
+    def __call__(self, x):
+        return super().__call__(x) + x.sum()
+
+
+class Hiding(Feed):
+    def __init__(self):
+        super().__init__()
+        up = self.up
+        object.__setattr__(self, "up", lambda x: up(x) + x.sum())
+
+
+class LookingUp(Feed):
+    def __getattribute__(self, name):
+        value = super().__getattribute__(name)
+        return (lambda x: value(x) + x.sum()) if name == "up" else value
+
+
+class TurningAutocastOff(Feed):
+    def forward(self, x):
+        torch.set_autocast_enabled("cpu", False)
+        try:
+            return self.down(gelu(self.up(x)))
+        finally:
+            torch.set_autocast_enabled("cpu", True)
+
+
 KEEPING = (
+    Guarding,
+    Defaulting,
+    Decorating,
+    Called,
+    Hiding,
+    LookingUp,
+    TurningAutocastOff,
     Keeping,
     Adding,
     AskingDtype,
