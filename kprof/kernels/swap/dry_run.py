@@ -27,7 +27,7 @@ from kprof.findings import NOT_CALLED, DryRun, DryRunRow
 from kprof.kernels.swap.providers import WITH_SITES, DryProviders
 from kprof.kernels.swap.sites.function_calls import OF_PROCESS
 from kprof.kernels.swap.swap_report import SiteReport, SwapError
-from kprof.kernels.swap.swapping import Swap, all_roots
+from kprof.kernels.swap.swapping import Swap, all_roots, is_any_on
 
 # No finding names them. The first two change the forward of a layer, which other kernels use; the
 # site of the last runs its kernels whatever the provider is.
@@ -49,7 +49,8 @@ class Watch:
     def end(self) -> None:
         """Restore the workload, and write the table."""
         began_ns = time.perf_counter_ns()
-        self._swap.__exit__(None, None, None)
+        if self._swap.is_on:
+            self._swap.__exit__(None, None, None)
         rows = tuple(rows_of(self._swap.sites))
         partial = self._path.with_suffix(f".{os.getpid()}.partial")
         took_ns = self._took_ns + time.perf_counter_ns() - began_ns
@@ -94,6 +95,8 @@ def begin(path: str, began_ns: int | None = None) -> Watch:
 
 def why_seen() -> str:
     """Return which code of the workload would see operations of a dry run; empty: none."""
+    if is_any_on():
+        return "the workload swaps kernels in by itself"
     modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
     others = [one for one in modes if not isinstance(one, DeviceContext)]
     if others:

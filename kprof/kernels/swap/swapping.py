@@ -131,6 +131,9 @@ class Swap:
         """Put the kernels into the model."""
         if self.is_on:
             raise SwapError("this swap is on already", fix="leave it before you enter it again")
+        for other in [one for one in _entered if not one.providers.launches]:
+            # A dry run gives way: the workload cannot know of it, nor leave it.
+            other.__exit__(None, None, None)
         if self._found is None:
             if self.providers.launches:
                 build_beside()
@@ -232,6 +235,11 @@ def _without_parts_taken(found: list[Site | Skip]) -> list[Site | Skip]:
 PART = ": "
 # Swaps that are on, in the order of entry.
 _entered: list[Swap] = []
+
+
+def is_any_on() -> bool:
+    """Return whether any swap of this process is on."""
+    return bool(_entered)
 
 
 def swapped(model: object, *names: str) -> Swap:

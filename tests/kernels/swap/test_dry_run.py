@@ -275,3 +275,22 @@ def test_call_sites_without_a_call_have_a_row_of_their_own():
         ("kprof", "", 1, 1),
         (None, NOT_CALLED, 1, 0),
     }
+
+
+@pytest.mark.parametrize("is_on_before", [True, False])
+def test_the_workloads_own_swap_is_entered_and_left_as_without_a_dry_run(tmp_path, is_on_before):
+    things = made("model")
+    before = own(things)
+    swap = Swap([things[0]], ["rmsnorm"])
+    if is_on_before:
+        swap.__enter__()
+        with pytest.raises(SwapError):
+            dry_run.begin(str(tmp_path / "dry_run.json"))
+    else:
+        watch = dry_run.begin(str(tmp_path / "dry_run.json"))
+        swap.__enter__()
+        watch.end()
+    step("model", *things)
+    swap.__exit__(None, None, None)
+    assert own(things) == before
+    assert {calls.why for site in swap.replaced for calls in site.calls} == {None}
