@@ -52,6 +52,14 @@ def test_a_module_that_cannot_be_described_is_called_all_the_same(recorder):
     assert (called, recorder.problems) == (2, [EXPECTED])
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_frozen_module_is_described_though_it_has_no_mode(recorder):
+    frozen = torch.jit.freeze(torch.jit.script(torch.nn.Linear(2, 2).eval()))
+    hooks = Hooks(recorder)
+    called = hooks.call_outermost(lambda module, x: x + 1, frozen, (1,), {})
+    assert (called, recorder.problems) == (2, [])
+
+
 def test_a_new_class_reaches_a_plain_function_as_python_3_10_needs_it(recorder):
     listener = Hooks(recorder).after_subclass()
     assert inspect.isfunction(listener.__func__)

@@ -68,7 +68,8 @@ class Asking:
         model = self._recorder.models.describe(module)
         # A property of the workload's own is asked only where there is nothing else to ask.
         mode = vars(module).get("training")
-        is_training = module.training if mode is None else mode
+        # A frozen scripted module has none: it cannot be trained.
+        is_training = getattr(module, "training", False) if mode is None else mode
         return model.source, model.could_train and is_training and torch.is_grad_enabled()
 
     def _ask(self, fact: Callable[[Thing], Fact], thing: Thing) -> Fact | None:
