@@ -430,6 +430,13 @@ def _put_there(module: Module) -> Any:
     return getattr(own, "__func__", own)
 
 
+def has(module: Module, name: str) -> bool:
+    """Return whether a module has an attribute, without running code of its class."""
+    absent = object()
+    is_static = inspect.getattr_static(module, name, absent) is not absent
+    return is_static or name in module._parameters
+
+
 def is_on(module: Module) -> bool:
     """Return whether a swap replaces this module now."""
     function = getattr(module.__dict__.get("forward"), "__func__", None)

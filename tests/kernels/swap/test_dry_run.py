@@ -5,6 +5,7 @@ import tests.kernel_interpreter  # noqa: F401, I001 - first, before anything imp
 import json
 import random
 from collections import Counter
+from typing import ClassVar
 
 import pytest
 import torch
@@ -294,3 +295,41 @@ def test_the_workloads_own_swap_is_entered_and_left_as_without_a_dry_run(tmp_pat
     swap.__exit__(None, None, None)
     assert own(things) == before
     assert {calls.why for site in swap.replaced for calls in site.calls} == {None}
+
+
+class Watching(nn.Module):
+    """A module whose attributes run code, which fails."""
+
+    asked: ClassVar[list[str]] = []
+
+    @property
+    def weight(self):
+        self.asked.append("property")
+        raise RuntimeError("an attribute was asked for")
+
+    in_features = out_features = eps = weight
+
+    def __getattr__(self, name):
+        self.asked.append(name)
+        return super().__getattr__(name)
+
+    def forward(self, x):
+        return x
+
+
+class WatchingMlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate_proj, self.up_proj, self.norm = Watching(), Watching(), Watching()
+
+
+class WatchingAttention(WatchingMlp):
+    pass
+
+
+@pytest.mark.parametrize("kind", [WatchingMlp, WatchingAttention])
+def test_a_dry_run_runs_no_code_of_a_modules_attributes(tmp_path, kind):
+    model = kind()
+    Watching.asked.clear()
+    dry_run.begin(str(tmp_path / "dry_run.json")).end()
+    assert (Watching.asked, len(model._modules)) == ([], 3)

@@ -29,6 +29,7 @@ from kprof.kernels.swap.patches import (
     Patched,
     Path,
     calls_in,
+    has,
     innermost,
     python_modules,
     why_foreign,
@@ -398,7 +399,7 @@ def _computes_attention(module: Module) -> bool:
     """Return whether its name says attention, and it has layers of its own."""
     children = [one for one in module._modules.values() if one is not None]
     is_inside = any("attention" in type(one).__name__.lower() for one in children)
-    layers = [one for one in children if hasattr(one, "weight") and not is_norm(one)]
+    layers = [one for one in children if has(one, "weight") and not is_norm(one)]
     return "attention" in type(module).__name__.lower() and not is_inside and len(layers) > 1
 
 

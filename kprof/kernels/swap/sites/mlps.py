@@ -7,6 +7,7 @@ layer tells which layer is which, and what is computed between them; no GEMM is 
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
@@ -96,8 +97,16 @@ def layers_of(module: Module) -> dict[str, Module]:
     return {
         name: child
         for name, child in module._modules.items()
-        if child is not None and hasattr(child, "out_features") and hasattr(child, "in_features")
+        if child is not None and all(_is_number(child, size) for size in SIZES)
     }
+
+
+SIZES = ("in_features", "out_features")
+
+
+def _is_number(module: Module, name: str) -> bool:
+    """Return whether an attribute is a number, which no code of the module computes."""
+    return isinstance(inspect.getattr_static(module, name, None), int)
 
 
 def looks_gated(module: Module) -> bool:
