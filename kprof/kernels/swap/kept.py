@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import date
+from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -68,14 +68,24 @@ def words_of(command: Sequence[str]) -> list[str]:
     words = list(command)
     if "-m" in words[1:3]:
         module = words.index("-m") + 1
-        with contextlib.suppress(ImportError, ValueError, IndexError):
-            spec = importlib.util.find_spec(words[module])
-            if spec is not None and spec.origin and spec.origin.endswith(".py"):
-                return [spec.origin, *words[module + 1 :]]
+        path = _file_of(words[module]) if module < len(words) else None
+        if path is not None and path.endswith(".py"):
+            return [path, *words[module + 1 :]]
     for place, word in enumerate(words):
         if word.endswith(".py") and Path(word).is_file():
             return words[place:]
     return words
+
+
+def _file_of(module: str) -> str | None:
+    """Return the file that `python -m` runs, found without importing the packages around it."""
+    places = [str(Path.cwd()), *sys.path]
+    for part in (*module.split("."), "__main__"):
+        spec = PathFinder.find_spec(part, places)
+        if spec is None or spec.submodule_search_locations is None:
+            return None if spec is None else spec.origin
+        places = list(spec.submodule_search_locations)
+    return None
 
 
 def load_choice(facts: Mapping[str, object]) -> Choice | None:

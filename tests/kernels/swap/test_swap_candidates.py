@@ -232,3 +232,23 @@ def test_a_module_is_known_by_its_file(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     words = words_of(("python", "-m", "training", "--fast"))
     assert words == [str(tmp_path / "training.py"), "--fast"]
+
+
+@pytest.mark.parametrize(
+    ("module", "file"),
+    [
+        ("work.inner.train", "work/inner/train.py"),
+        ("work.own", "work/own/__main__.py"),
+        ("space.deeper.train", "space/deeper/train.py"),
+    ],
+)
+def test_a_module_is_found_without_running_its_packages(tmp_path, monkeypatch, module, file):
+    for name in ("work", "work/inner", "work/own"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit(3)")
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text("raise SystemExit(4)")
+    monkeypatch.chdir(tmp_path)
+    assert words_of(("python", "-m", module, "-x")) == [str(tmp_path / file), "-x"]
+    for other in ("work.none", "..work", "work.", "none"):
+        assert words_of(("python", "-m", other)) == ["python", "-m", other]
