@@ -164,7 +164,9 @@ def _run(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, is_back: bool) -> list[
 
 
 def _run_in_place(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
-    q, k = q[..., : cos.shape[-1]], k[..., : cos.shape[-1]]
+    width = cos.shape[-1]
+    if width < q.shape[-1]:
+        q, k = q[..., :width], k[..., :width]
     if q.stride(-1) == k.stride(-1) == 1:
         _launch_rotation(q, k, cos, sin, (q, k), False)
         return

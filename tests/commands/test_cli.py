@@ -286,5 +286,5 @@ def test_a_fault_of_kprof_has_a_traceback_and_is_no_answer(monkeypatch, capsys):
     assert "ZeroDivisionError" in capsys.readouterr().err
 
 
-def full_disk(answer):
+def full_disk(*arguments):
     raise OSError(28, "No space left on device")

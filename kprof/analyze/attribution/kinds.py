@@ -43,6 +43,8 @@ OWN_OP_RULES: tuple[tuple[str, str], ...] = (
     ("optimizer", r"^kprof::adamw"),
     ("gemm", r"^kprof::fp8_(gemm|linear)"),
     ("elementwise", r"^kprof::(glu|rope|scale|(swiglu_)?quantize)"),
+    ("reduction", r"^kprof::moe_combine"),
+    ("indexing", r"^kprof::moe_gather"),
 )
 
 # By which a linear layer in FP8 casts its operands, before their product.
