@@ -311,9 +311,8 @@ def readers_of(module: Module, tree: ast.FunctionDef, source: Place | str) -> li
 def child_of(module: Module, name: str) -> Module | None:
     """Return the child that the attribute of a module is; None: it is something else."""
     cls = type(module)
-    is_looked_up = (
-        cls.__getattribute__ is object.__getattribute__ and cls.__getattr__ is Module.__getattr__
-    )
+    looks_up = next(one for one in cls.__mro__ if "__getattribute__" in vars(one))
+    is_looked_up = looks_up is object and cls.__getattr__ is Module.__getattr__
     is_child = is_looked_up and name not in module.__dict__ and not hasattr(cls, name)
     return module._modules.get(name) if is_child else None
 
@@ -354,7 +353,7 @@ class Narrowing:
             return None
         for step in self._steps:
             owner, child = step.parent(), step.child()
-            if owner is None or child is None or child_of(owner, step.name) is not child:
+            if owner is None or child is None or id(child_of(owner, step.name)) != id(child):
                 return None
             if type(child).forward is not step.forward or not is_passed_over(child):
                 return None

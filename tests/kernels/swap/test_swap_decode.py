@@ -202,3 +202,56 @@ def test_every_tile_of_weights_is_prefetched_once_a_step_at_the_distance(distanc
             ahead = [(place - begin) % read for place in places]
             largest = max(size for _, size in tiles)
             assert any(distance % read <= one <= distance % read + largest for one in ahead)
+
+
+class Adapted(torch.nn.Module):
+    """A linear layer with an adapter."""
+
+    weight, bias = property(lambda self: self.base.weight), None
+
+    def __init__(self, base):
+        super().__init__()
+        self.base = base
+
+    def forward(self, x):
+        return -self.base(x)
+
+
+def negated(module):
+    forward = module.forward
+    module.forward = lambda x: -forward(x)
+
+
+CHANGES = {
+    "hook": lambda body: body.layers[0].mlp.register_forward_hook(lambda _, x, y: -y),
+    "forward": lambda body: negated(body.layers[1].mlp),
+    "adapter": lambda body: setattr(
+        body.layers[0].mlp, "up_proj", Adapted(body.layers[0].mlp.up_proj)
+    ),
+    "weight": lambda body: setattr(
+        body.layers[0].mlp.up_proj, "weight", torch.nn.Parameter(torch.randn(40, 48))
+    ),
+    "norm": lambda body: setattr(
+        body.layers[1].input_layernorm, "weight", torch.nn.Parameter(torch.randn(48))
+    ),
+    "epsilon": lambda body: setattr(body.norm, "variance_epsilon", 5.0),
+    "scale": lambda body: setattr(body.layers[1].self_attn, "scaling", 2.0),
+    "activation": lambda body: setattr(body.layers[0].mlp, "act_fn", torch.nn.ReLU()),
+}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_with_another_part_runs_its_own_loop(change, when):
+    model = made()
+    if when == "before":
+        CHANGES[change](model.model)
+    with swapped(model, "decode") as swap:
+        if when == "after":
+            model.generate(IDS, **{**GREEDY, "max_new_tokens": 1})
+            CHANGES[change](model.model)
+        tokens = model.generate(IDS, **GREEDY)
+    expected = model.generate(IDS, **GREEDY)
+    is_replaced = change in ("weight", "norm") and when == "before"
+    assert torch.equal(tokens, expected)
+    assert (sum(site.num_replaced for site in swap.sites) == 1) == (when == "after" or is_replaced)

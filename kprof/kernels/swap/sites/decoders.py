@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
 
+from torch import Tensor
 from torch.nn import Module
 
 from kprof.kernels import OURS
@@ -17,6 +19,7 @@ from kprof.kernels.swap.sites import Family
 
 KERNEL = "decode"
 ATTRIBUTE = "generate"
+OTHERS = "its weights or numbers are others since the swap"
 
 
 def find(root: object, request: Request) -> Iterator[Site | Skip]:
@@ -26,10 +29,8 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
     for name, module in python_modules(root):
         if not _generates(module):
             continue
-        from kprof.kernels.decode._model import decoder_of
-
         cls = type(module)
-        found = _why_foreign(module) or decoder_of(module)
+        found = _why_foreign(module) or _read(module)
         if isinstance(found, str):
             yield Skip(name or cls.__name__, KERNEL, cls.__name__, found)
             continue
@@ -69,8 +70,9 @@ def _generating(decoder: Any, dispatcher: Dispatcher, switch: Switch) -> Callabl
         original = types.MethodType(type(self).generate, self)
         if switch.owner is not self:
             return original(*args, **kwargs)
-        if not _has_weights(self, decoder):
-            dispatcher.leave_out("its weights were replaced since")
+        now = _read(self)
+        if isinstance(now, str) or not _are_same(now, decoder):
+            dispatcher.leave_out(now if isinstance(now, str) else OTHERS)
             return original(*args, **kwargs)
         if not kept or not kept[0].is_current():
             kept[:] = [Decoding(decoder)]
@@ -82,15 +84,44 @@ def _generating(decoder: Any, dispatcher: Dispatcher, switch: Switch) -> Callabl
     return run
 
 
-def _has_weights(model: Any, decoder: Any) -> bool:
-    """Return whether a model still has the parameters that were read."""
-    first, last = model.model.layers[0], model.model.layers[-1]
-    return (
-        model.lm_head.weight is decoder.head.weight
-        and model.model.embed_tokens.weight is decoder.embedding
-        and first.self_attn.q_proj.weight is decoder.layers[0].q.weight
-        and last.mlp.down_proj.weight is decoder.layers[-1].down.weight
-    )
+def _read(model: Module) -> Any:
+    """Return the decoder that a model is now; or why its decoding is not supported."""
+    from transformers.activations import ACT2FN
+
+    from kprof.kernels.decode._model import decoder_of
+
+    found: Any = decoder_of(model)
+    if isinstance(found, str):
+        return found
+    body: Any = model.model
+    config: Any = model.config
+    activation = type(ACT2FN[getattr(config, "hidden_activation", None) or config.hidden_act])
+    norms = [one for one in body.modules() if type(one).__name__.endswith("RMSNorm")]
+    if any(_eps_of(one) != found.eps for one in norms):
+        return "its norms have several epsilons"
+    if any(layer.self_attn.scaling != found.scale for layer in body.layers):
+        return "its attention has several scales"
+    if any(type(layer.mlp.act_fn) is not activation for layer in body.layers):
+        return "its activation is not that of its configuration"
+    return found
+
+
+def _eps_of(norm: Any) -> object:
+    return getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+
+
+def _are_same(first: Any, second: Any) -> bool:
+    """Return whether two decoders have the same tensors and modules, and equal numbers."""
+    if type(first) is not type(second):
+        return False
+    if isinstance(first, (Tensor, Module)):
+        return first is second
+    if isinstance(first, tuple):
+        return len(first) == len(second) and all(map(_are_same, first, second))
+    if is_dataclass(first):
+        names = [field.name for field in fields(first)]
+        return all(_are_same(getattr(first, one), getattr(second, one)) for one in names)
+    return bool(first == second)
 
 
 def _noting(dispatcher: Dispatcher, decoder: Any) -> Callable[[str], None]:
