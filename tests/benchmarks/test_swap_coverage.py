@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.kernels.kernel_checks import INTERPRETED, quiet_numpy  # noqa: F401
+
+pytestmark = INTERPRETED
 ROOT = Path(__file__).parents[2]
 
 
