@@ -221,7 +221,7 @@ class Engine:
     def on_stream(self) -> Iterator[None]:
         """Run on the stream of the engine, behind what the caller's stream has to do.
 
-        Steps that nobody waits for do not delay the caller's stream.
+        Steps behind a stop do not delay the caller's stream.
         """
         if self.stream is None:
             yield

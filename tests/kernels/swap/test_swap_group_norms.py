@@ -136,3 +136,53 @@ def test_a_compiled_block_is_one_graph_of_torchs_operators(x):
         found = torch.compile(block, backend="eager", fullgraph=True)(x)
     assert torch.equal(found, expected)
     assert [site.num_replaced for site in swap.sites] == [0, 0]
+
+
+class Writing(Block):
+    """It writes to the input of its norm before it uses the result."""
+
+    def forward(self, x):
+        given = x.clone()
+        h = self.norm1(given)
+        given.zero_()
+        return self.nonlinearity(h)
+
+
+class Adding(Block):
+    def forward(self, x):
+        given = x.clone()
+        h = self.norm1(given)
+        given += 1
+        return self.nonlinearity(h)
+
+
+class Storing(Block):
+    def forward(self, x):
+        given = x.clone()
+        h = self.norm1(given)
+        given[0] = 0
+        return self.nonlinearity(h)
+
+
+class WithLayer(Block):
+    def __init__(self):
+        super().__init__()
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        given = x.clone()
+        h = self.norm1(given)
+        self.relu(given)
+        return self.nonlinearity(h)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [Writing, Adding, Storing, WithLayer])
+def test_a_module_that_writes_in_place_is_left_alone(kind, x):
+    torch.manual_seed(1)
+    block = kind()
+    expected = block(x)
+    with swapped(block, "group_norm_silu") as swap:
+        found = block(x)
+    assert torch.equal(found, expected)
+    assert [bool(site.skipped) for site in swap.sites] == [True, True]

@@ -2,11 +2,13 @@
 
 The norm returns a `LazyNorm`, a tensor that is computed when it is used. If the next use is the
 SiLU of the same module, the kernel computes both at once; any other use gets the result of torch's
-norm. So no assumption about the code between the two is needed.
+norm. The norm's input must not be written to before: modules whose forward writes in place, or with
+layers that do, are left alone.
 """
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from kprof.errors import KprofError
 from kprof.kernels.swap.dispatch import OTHERWISE, Dispatcher, key_of
-from kprof.kernels.swap.patches import is_passed_over, python_modules, why_foreign
+from kprof.kernels.swap.patches import innermost, is_passed_over, python_modules, why_foreign
 from kprof.kernels.swap.probes import DTYPES, Setting
 from kprof.kernels.swap.site import Request, Site, Skip, Switch, bound, running_original
 from kprof.kernels.swap.sites import Family
@@ -29,6 +31,7 @@ WATCHED = "it has hooks"
 UNCOUNTED = "torch counts no writes to tensors of its inference mode"
 ELSEWHERE = "its result goes elsewhere than to the SiLU"
 MOVED = "its weights are no parameters of its own any more"
+IN_PLACE = "the forward around it writes in place"
 
 
 class LazyNorm(Tensor):
@@ -100,9 +103,11 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
         activations = {key: one for key, one in children.items() if _is_silu(one)}
         if not (norms and activations):
             continue
+        why_around = IN_PLACE if _writes_in_place(module) else None
         for key, norm in norms.items():
             label = f"{name}.{key}" if name else key
-            why = why_foreign(norm) or (None if _has_weights(norm) else "it has no weights")
+            why = why_foreign(norm) or why_around
+            why = why or (None if _has_weights(norm) else "it has no weights")
             yield (
                 Skip(label, GROUP_NORM_SILU, "GroupNorm", why)
                 if why
@@ -115,6 +120,28 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
 
 def _is_silu(module: Module) -> bool:
     return type(module) is SiLU and not module.inplace
+
+
+def _writes_in_place(module: Module) -> bool:
+    """Return whether the forward of a module, or a child, may write to a tensor it is given.
+
+    Code that cannot be read may.
+    """
+    inner = innermost(type(module).forward)
+    if inner is None or any(getattr(one, "inplace", False) for one in module.children()):
+        return True
+    return any(
+        one.opname == "STORE_SUBSCR"
+        or (one.opname == "BINARY_OP" and one.argrepr.endswith("="))
+        or one.opname.startswith("INPLACE_")
+        or (isinstance(one.argval, str) and _is_in_place(one.argval))
+        for one in dis.get_instructions(inner)
+    )
+
+
+def _is_in_place(name: str) -> bool:
+    """Return whether a name is one of torch's operations in place, as `add_`, or `out`."""
+    return name == "out" or (name.endswith("_") and not name.endswith("__"))
 
 
 def _has_weights(norm: Any) -> bool:
