@@ -3,12 +3,12 @@
     python benchmarks/savings_gpu.py --out savings-runs
 
 records the slow form of each change in `workloads/real_changes.py` with `kprof run`, takes the
-interval of the saving from the finding, measures both forms without a recorder, in one process and
-in blocks of random order, and compares: `benchmarks/results/savings_<gpu>_<yyyy-mm>.json`. Imports
-and analysis of one change run beside another's use of the GPU, which a lock gives to one process at
-a time. The result is written anew after every change. What is in `--out` already is not measured
-again, and after `--minutes` no further change is begun. `--smoke` runs two small ones on a CPU;
-`--again RESULT` analyzes and scores the runs in `--out` again, which that result is of.
+interval of the saving from the finding, measures both forms in the same process once the recorder
+is done, in blocks of random order, and compares: `benchmarks/results/savings_<gpu>_<yyyy-mm>.json`.
+Imports and analysis of one change run beside another's use of the GPU, which a lock gives to one
+process at a time. The result is written anew after every change. What is in `--out` already is not
+measured again, and after `--minutes` no further change is begun. `--smoke` runs two small ones on a
+CPU; `--again RESULT` analyzes and scores the runs in `--out` again, which that result is of.
 """
 
 import argparse
@@ -113,31 +113,21 @@ def run(words, chosen):
 
 
 def recorded(case, chosen):
-    """Return the run of the slow form: of an earlier call, or recorded now."""
-    folder = chosen.out / f"{case.name}.kprof"
+    """Return the run of the slow form and the steps' seconds of both forms, pair by pair.
+
+    Of an earlier call, or recorded and measured now.
+    """
+    folder, result = (chosen.out / f"{case.name}{end}" for end in (".kprof", ".json"))
     program = shutil.which("kprof") or str(Path(sys.executable).parent / "kprof")
     if chosen.again:
         run([program, "open", "--force", folder], chosen)
-    elif not folder.is_dir():
-        run([program, "run", *OPTIONS, "--out", folder, *workload(case, "record", chosen)], chosen)
-    return kprof.load(folder)
-
-
-def measured(case, chosen):
-    """Return the steps' seconds of both forms, pair by pair."""
-    path = chosen.out / f"{case.name}.json"
-    if not path.exists():
-        if chosen.again:
-            raise KprofError(f"{path.name} is missing", fix="record and measure this change anew")
-        words = workload(case, "measure", chosen)
-        run([sys.executable, *words, "--result", path], chosen)
-    return json.loads(path.read_text())["pairs_s"]
-
-
-def workload(case, what, chosen):
-    """Return the command line of a change's workload."""
-    tiny = ["--tiny"] if chosen.smoke else []
-    return [WORKLOAD, case.name, what, "--lock", chosen.out / "gpu.lock", *tiny]
+    elif not folder.is_dir() or not result.exists():
+        words = [WORKLOAD, case.name, "--result", result, "--lock", chosen.out / "gpu.lock"]
+        tiny = ["--tiny"] if chosen.smoke else []
+        run([program, "run", *OPTIONS, "--out", folder, *words, *tiny], chosen)
+    if not result.exists():
+        raise KprofError(f"{result.name} is missing", fix="record and measure this change anew")
+    return kprof.load(folder), json.loads(result.read_text())["pairs_s"]
 
 
 def score(case, chosen):
@@ -146,7 +136,7 @@ def score(case, chosen):
     The truth is the median difference of two neighbouring blocks; half the width of its own
     interval, and `SLACK` of the step, are allowed for.
     """
-    trace, pairs = recorded(case, chosen), measured(case, chosen)
+    trace, pairs = recorded(case, chosen)
     saved = [1e9 * (slow - fast) for slow, fast in pairs]
     step_ns = 1e9 * statistics.median(slow for slow, _ in pairs)
     truth_ns = statistics.median(saved)

@@ -1,11 +1,11 @@
 """Loops with a slow and a fast form of the same step, for `benchmarks/savings_gpu.py`.
 
-    python benchmarks/workloads/real_changes.py CHANGE record
-    python benchmarks/workloads/real_changes.py CHANGE measure --result FILE
+    kprof run --skip 8 --steps 6 benchmarks/workloads/real_changes.py CHANGE --result FILE
 
-The former builds and runs the slow form alone, for `kprof run`. The latter measures both forms in
-one process, in blocks of steps in random order. `--tiny` makes everything small enough for a CPU,
-and `--lock` names a file that gives the GPU to one process at a time.
+runs steps of the slow form for the recorder, and then measures both forms in the same process, in
+blocks of steps in random order: a host's speed differs between processes by more than most changes
+save. `--tiny` makes everything small enough for a CPU, and `--lock` names a file that gives the GPU
+to one process at a time.
 """
 
 import argparse
@@ -518,10 +518,9 @@ CHANGES = {
 
 
 def run_steps(step, number):
-    """Run steps that have a name."""
+    """Run steps without a name, which a recorder does not count."""
     for _ in range(number):
-        with kprof.range("step"):
-            step()
+        step()
 
 
 def seconds_of(step, number):
@@ -557,11 +556,10 @@ def measure(size, forms):
 
 
 def main():
-    """Run or measure a change."""
+    """Run the slow form for a recorder, then measure both."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("change", choices=CHANGES)
-    parser.add_argument("what", choices=["record", "measure"])
-    parser.add_argument("--result", type=Path, help="the file for what was measured")
+    parser.add_argument("--result", type=Path, required=True, help="the file for what was measured")
     parser.add_argument("--lock", type=Path, help="held as long as the GPU is used")
     parser.add_argument("--tiny", action="store_true", help="small, for a CPU")
     chosen = parser.parse_args()
@@ -571,11 +569,13 @@ def main():
     torch.manual_seed(0)
     size = TINY if chosen.tiny else Size()
     slow, fast = CHANGES[chosen.change](size)
-    if chosen.what == "record":
-        run_steps(slow(), SKIP + RECORDED + AFTER)
-    else:
-        pairs = measure(size, (slow(), fast()))
-        chosen.result.write_text(json.dumps({"pairs_s": pairs}))
+    step = slow()
+    for _ in range(SKIP + RECORDED + AFTER):
+        with kprof.range("step"):
+            step()
+    wait()
+    pairs = measure(size, (step, fast()))
+    chosen.result.write_text(json.dumps({"pairs_s": pairs}))
     wait()
 
 

@@ -2,8 +2,9 @@
 
 Recording lengthens operators, calls, the Python code between them, and the device's gaps between
 activities; the activities keep their durations. It does not lengthen the host's staging of bytes
-for a copy, the driver's mapping of memory, data loading and sleeping. The baseline of an
-unrecorded step subtracts that overhead.
+for a copy, the driver's mapping of memory, and what the host does for longer while nothing is
+recorded, such as loading, sleeping and computing. The baseline of an unrecorded step subtracts that
+overhead.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import numpy as np
 from kprof.analyze.attribution.steps import time_steps, whole_ns
 from kprof.analyze.capture_quality.overhead import measure_cost
 from kprof.analyze.idle import causes
-from kprof.analyze.idle.host_state import Host, find_host
-from kprof.analyze.intervals import Intervals, disjoint, length_in, paint
+from kprof.analyze.idle.host_state import find_host
+from kprof.analyze.intervals import NOTHING, Intervals, disjoint, length_in
 from kprof.analyze.whatif.dependencies import Streams, find_recorded
 from kprof.analyze.whatif.host_program import MARK, HostProgram
 from kprof.analyze.whatif.replay import HOST, STREAM, Replay, means_of_ranks
@@ -163,6 +164,8 @@ def _without_recording(recorded: Baseline, replay: Replay) -> Baseline:
 # Calls that take longer for what they do themselves. Those that wait for the device have no time of
 # their own in a replay.
 OF_THEIR_OWN = (causes.PAGEABLE_COPY, causes.ALLOCATOR)
+# Recording adds less at one edge of a range: hooks in Python take some 50 µs on a slow host.
+RECORDED_NS = 100_000
 
 
 def with_untouched(replay: Replay, trace: Trace) -> Replay:
@@ -180,35 +183,28 @@ def with_untouched(replay: Replay, trace: Trace) -> Replay:
 def _untouched(program: HostProgram, trace: Trace) -> dict[int, Intervals]:
     """Return for every program of the host when it did what no recorder lengthens.
 
-    Bytes that the host itself moves for a copy, memory that the driver maps, and a worker that is
-    not ready take what they take: that is in such calls, and in loads and sleep while no operator
-    and no call is open.
+    A recorder works where it writes something: a range begins or ends. In longer stretches between
+    two such edges the host loads, sleeps or computes, and that takes what it takes. So do bytes
+    that the host itself moves for a copy, and memory that the driver maps, however short the call.
     """
     host = find_host(trace)
     of_range = program.of_ranges(trace)
-    idle = np.concatenate([host.rows["loaded"], host.rows["waited"]])
-    is_recorded = trace.ranges["kind"].isin(["op", "runtime"]).to_numpy(bool)
-    # Some recorders write loads as operators.
-    layers = (
-        idle,
-        np.setdiff1d(np.flatnonzero(is_recorded), idle),
-        host.blocking.index[host.blocking.isin(OF_THEIR_OWN)].to_numpy(np.int64),
-    )
-    return {
-        one: _topmost([_union(host, rows[of_range[rows] == one]) for rows in layers], {0, 2})
-        for one in np.unique(program.program).tolist()
-    }
-
-
-def _union(host: Host, rows: np.ndarray) -> Intervals:
-    return disjoint(Intervals(host.start[rows], host.end[rows], rows))
-
-
-def _topmost(layers: list[Intervals], wanted: set[int]) -> Intervals:
-    """Return where the topmost of the layers is one of those that are wanted."""
-    painting = paint(layers)
-    at = np.flatnonzero(np.isin(painting.layer, list(wanted)))
-    return Intervals(painting.edge[:-1][at], painting.edge[1:][at], painting.row[at])
+    own = host.blocking.index[host.blocking.isin(OF_THEIR_OWN)].to_numpy(np.int64)
+    found = {}
+    for one in np.unique(program.program).tolist():
+        rows = np.flatnonzero(of_range == one)
+        edge = np.unique(np.concatenate([host.start[rows], host.end[rows]]))
+        since, until = edge[:-1], edge[1:]
+        is_quiet = until - since > RECORDED_NS
+        calls = own[of_range[own] == one]
+        found[one] = disjoint(
+            Intervals(
+                np.concatenate([since[is_quiet], host.start[calls]]),
+                np.concatenate([until[is_quiet], host.end[calls]]),
+                np.full(int(is_quiet.sum()) + len(calls), NOTHING),
+            )
+        )
+    return found
 
 
 # The recorder makes the host's work at most so much of it longer.

@@ -129,7 +129,7 @@ def test_what_hangs_on_the_host_is_as_unsure_as_its_time():
 
 def test_what_recording_leaves_as_it_is_varies_with_the_rest():
     steps = tuple(range(900_000, 1_250_000, 35_000))
-    program = launching([OWN_WORK[causes.ALLOCATOR]], slowed=2)
+    program = launching([Do("allocate", ns=400_000)], slowed=2)
     trace = recorded(program, step_ns=1_070_000)
     recording = replace(trace.meta.recording, unrecorded_step_ns=steps)
     trace = replace(trace, meta=replace(trace.meta, recording=recording))
@@ -172,11 +172,12 @@ def test_the_mean_of_the_recorded_steps_is_held_against_their_own_mean():
     assert baseline.step_ns == 269_000
 
 
+LONG_NS = 4_000_000
 # Work of the host's own, which a recorder does not lengthen, amid 20 launches that it does.
 OWN_WORK = {
-    causes.DATA_LOADING: Do("load", ns=400_000),
-    causes.ALLOCATOR: Do("allocate", ns=400_000),
-    causes.PAGEABLE_COPY: upload(400_000),
+    causes.DATA_LOADING: Do("load", ns=LONG_NS),
+    causes.ALLOCATOR: Do("allocate", ns=LONG_NS),
+    causes.PAGEABLE_COPY: upload(LONG_NS),
 }
 
 
@@ -192,14 +193,14 @@ def test_work_of_the_hosts_own_takes_unrecorded_what_it_took(cause):
     wanted_ns = step_ns(launching(work))
     after_ns = told(launching(work, slowed=2), Change(WITHOUT, cause=cause), step_ns=wanted_ns)
     # The bytes of a copy still have to move, beside the host.
-    rest = [kernel("copy", 400_000)] if cause == causes.PAGEABLE_COPY else []
+    rest = [kernel("copy", LONG_NS)] if cause == causes.PAGEABLE_COPY else []
     assert after_ns == pytest.approx(step_ns(launching(rest)), rel=0.03)
 
 
-def test_operators_that_load_data_are_lengthened_as_others_are():
-    load = Do("load", "aten::stack", ns=400_000)
-    wanted_ns = step_ns(launching([load]))
-    slowed = launching([replace(load, ns=2 * load.ns)], slowed=2)
+def test_many_operators_that_load_data_are_lengthened_as_others_are():
+    loads = [Do("load", "aten::stack", ns=20_000, host_ns=0)] * 20
+    wanted_ns = step_ns(launching(loads))
+    slowed = launching([replace(load, ns=2 * load.ns) for load in loads], slowed=2)
     without = Change(WITHOUT, cause=causes.DATA_LOADING)
     after_ns = told(slowed, without, step_ns=wanted_ns)
     assert after_ns == pytest.approx(step_ns(launching([])), rel=0.03)
@@ -219,7 +220,7 @@ def test_the_step_behind_the_recorders_drain_is_none_of_the_mean():
 
 
 def test_what_a_host_that_ran_ahead_kept_is_none_of_what_recording_lengthened():
-    work, slow = [OWN_WORK[causes.ALLOCATOR]], {"ns": 90_000}
+    work, slow = [Do("allocate", ns=400_000)], {"ns": 90_000}
     step = [replace(do, **slow) if do.name == "mm" else do for do in launching(work, slowed=2)]
     host_ns, device_ns = 20 * 33_000 + 400_000, 20 * (90_000 + 1_400)
     assert host_ns < 0.9 * device_ns
@@ -231,12 +232,16 @@ def test_what_a_host_that_ran_ahead_kept_is_none_of_what_recording_lengthened():
 @pytest.mark.parametrize(
     ("work", "kept_ns"),
     [
-        *((one, 400_000) for one in OWN_WORK.values()),
-        (Do("sleep", ns=400_000), 400_000),
-        (Do("think", ns=400_000), 0),
-        (Do("load", "aten::stack", ns=400_000), 0),
+        *((one, LONG_NS) for one in OWN_WORK.values()),
+        (Do("sleep", ns=LONG_NS), LONG_NS),
+        (Do("think", host_ns=LONG_NS), LONG_NS),
+        (Do("load", "aten::stack", ns=LONG_NS), LONG_NS),
         # As torch's own recorder writes them.
-        (Do("load", "enumerate(DataLoader)#_Iter.__next__", ns=400_000), 400_000),
+        (Do("load", "enumerate(DataLoader)#_Iter.__next__", ns=LONG_NS), LONG_NS),
+        # However short it is.
+        (Do("allocate", ns=50_000), 50_000),
+        (Do("think", host_ns=50_000), 0),
+        (Do("load", ns=50_000), 0),
     ],
 )
 def test_of_the_hosts_time_what_no_recorder_lengthens_is_kept(work, kept_ns):
