@@ -119,6 +119,8 @@ COLUMNS = {
     "sum and norm": ("add_rmsnorm", "add_layernorm"),
     "rotation": ("rope",),
     "gated MLP": ("swiglu", "geglu"),
+    "activation": ("gelu", "relu_squared"),
+    "bias and GELU": ("bias_gelu",),
     "experts": ("moe_experts",),
     "attention": ("attention_forward",),
 }

@@ -8,7 +8,7 @@ On the GPU contiguous tensors are one long row that CTAs share in blocks. The ha
 tensor are rows whose stride is twice their length; the gradients are packed in the same way.
 
 Entered by `swiglu` and `geglu`. A further activation is a number, an entry of `ACTIVATIONS`, a
-branch of `_activate`, a public function and a `Kernel`.
+branch of `activate`, a public function and a `Kernel`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,8 @@ from kprof.kernels.runtime import (
     next_power_of_two,
     rows_of,
 )
-from kprof.kernels.tiles.exact import divide, exp
+from kprof.kernels.tiles.activations import GELU_ERF, GELU_TANH, SILU, activate
 
-SILU: tl.constexpr = tl.constexpr(0)
-GELU_TANH: tl.constexpr = tl.constexpr(1)
-GELU_ERF: tl.constexpr = tl.constexpr(2)
 ACTIVATIONS = {"silu": SILU.value, "gelu_tanh": GELU_TANH.value, "gelu": GELU_ERF.value}
 # Elements of a block, and of a warp: two loads of 16 bytes per thread in 16 bits.
 MOST_ELEMENTS, ELEMENTS_PER_WARP = 2_048, 512
@@ -179,27 +176,6 @@ def _num_warps(block: int) -> int:
     return max(1, block // ELEMENTS_PER_WARP)
 
 
-@triton.jit
-def _activate(gate, KIND: tl.constexpr, IS_EXACT: tl.constexpr):
-    """Return the activation and its derivative."""
-    if KIND == GELU_ERF:
-        cdf = 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
-        density = 0.3989422804014327 * exp(-0.5 * gate * gate, IS_EXACT)
-        return gate * cdf, cdf + gate * density
-    # As tanh(u) = 2 sigmoid(2u) - 1, both SiLU and this GELU are the gate times a sigmoid.
-    inner = gate
-    slope = 1.0
-    if KIND == GELU_TANH:
-        square = gate * gate
-        inner = 1.5957691216057308 * (gate + 0.044715 * square * gate)
-        slope = 1.5957691216057308 * (1.0 + 0.134145 * square)
-    power = exp(-inner, IS_EXACT)
-    sigmoid = divide(tl.full(gate.shape, 1.0, tl.float32), 1.0 + power, IS_EXACT)
-    # 1 - sigmoid, without cancellation.
-    rest = tl.where(inner < 0.0, 1.0 - sigmoid, power * sigmoid)
-    return divide(gate, 1.0 + power, IS_EXACT), sigmoid + gate * sigmoid * rest * slope
-
-
 @triton.jit(do_not_specialize=["blocks"])
 def gated_forward(
     gate_MN,
@@ -219,7 +195,7 @@ def gated_forward(
     mask = places < tl.minimum(columns - first, BLOCK).to(tl.int32)
     gate = tl.load(gate_MN + row * gate_stride + first + places, mask, other=0.0)
     up = tl.load(up_MN + row * up_stride + first + places, mask, other=0.0)
-    activated, _ = _activate(gate.to(tl.float32), KIND, gate.dtype == tl.float32)
+    activated, _ = activate(gate.to(tl.float32), KIND, gate.dtype == tl.float32)
     # The activation is rounded before the product, as Hugging Face rounds it.
     y = activated.to(gate.dtype).to(tl.float32) * up.to(tl.float32)
     tl.store(y_MN + row * columns + first + places, y.to(gate.dtype), mask)
@@ -249,7 +225,7 @@ def gated_backward(
     gate = tl.load(gate_MN + row * gate_stride + first + places, mask, other=0.0)
     up = tl.load(up_MN + row * up_stride + first + places, mask, other=0.0).to(tl.float32)
     dy = tl.load(dy_MN + row * dy_stride + first + places, mask, other=0.0).to(tl.float32)
-    activated, slope = _activate(gate.to(tl.float32), KIND, gate.dtype == tl.float32)
+    activated, slope = activate(gate.to(tl.float32), KIND, gate.dtype == tl.float32)
     dgate = dy * up * slope
     dup = dy * activated.to(gate.dtype).to(tl.float32)
     tl.store(dgate_MN + row * out_stride + first + places, dgate.to(gate.dtype), mask)

@@ -393,7 +393,7 @@ def _run_backward(dy, dsum, x, weight, rstd, mean, form, num_parameters) -> list
     if not _launch_backward.again(call, tensors):
         _launch_backward_first(call, tensors, form, num_parameters, plan, ctas)
     if num_parameters:
-        _sum_up(partials, *dparameters)
+        add_up(partials, *dparameters)
     return [dx, *dparameters]
 
 
@@ -411,7 +411,7 @@ def _launch_backward_first(call, tensors, form, num_parameters, plan, ctas) -> N
     arguments = (
         *(dys, dsums, rows, weight, *others, dy_stride, dsum_stride, stride, num_rows),
         *(form, num_parameters, columns, plan.rows, plan.block, plan.stages),
-        num_parameters > 0 and _overlaps(x.device),
+        num_parameters > 0 and overlaps(x.device),
     )
     options = {"num_warps": plan.warps}
     if dsum is not None and columns == FITTED_COLUMNS:
@@ -419,22 +419,29 @@ def _launch_backward_first(call, tensors, form, num_parameters, plan, ctas) -> N
     _launch_backward(key, ctas, arguments, options, call=call, tensors=tensors)
 
 
-def _sum_up(partials: Tensor, dweight: Tensor, dbias: Tensor | None = None) -> None:
+def add_up(partials: Tensor, dweight: Tensor, dbias: Tensor | None = None) -> None:
+    """Add up partial gradients.
+
+    Args:
+        partials: (K, P, N), float32: of K parameters, by P CTAs.
+        dweight: (N,), the gradient of the first parameter; written.
+        dbias: The same of the second one; None: there is none.
+    """
     tensors = partials, dweight, dbias
     call = partials.shape, dweight.dtype, partials.device
     if _launch_sum.again(call, tensors):
         return
     num_parameters, ctas, columns = partials.shape
     key = partials.device, dweight.dtype, columns, num_parameters
-    overlaps = _overlaps(partials.device)
-    arguments = (*tensors, ctas, columns, TILE, BLOCK_OF_SUM, overlaps)
+    is_overlapping = overlaps(partials.device)
+    arguments = (*tensors, ctas, columns, TILE, BLOCK_OF_SUM, is_overlapping)
     grid = num_parameters * -(-columns // BLOCK_OF_SUM)
-    options = {"num_warps": WARPS_OF_SUM, **({"launch_pdl": True} if overlaps else {})}
+    options = {"num_warps": WARPS_OF_SUM, **({"launch_pdl": True} if is_overlapping else {})}
     _launch_sum(key, grid, arguments, options, call=call, tensors=tensors)
 
 
 @functools.cache
-def _overlaps(device: torch.device) -> bool:
+def overlaps(device: torch.device) -> bool:
     """Return whether programmatic dependent launch is available: from Hopper on."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 

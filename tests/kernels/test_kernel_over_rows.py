@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from kprof.kernels import norm
-from kprof.kernels import relu_squared, gated
+from kprof.kernels import gated, gelu, relu_squared
 from tests.kernels.kernel_checks import (
     COMPILED,
     INTERPRETED,
@@ -23,7 +23,7 @@ from tests.kernels.kernel_checks import (
 )
 
 pytestmark = INTERPRETED
-KERNELS = (*norm.KERNELS, *gated.KERNELS, relu_squared.KERNEL)
+KERNELS = (*norm.KERNELS, *gated.KERNELS, *gelu.KERNELS, relu_squared.KERNEL)
 OF_EACH = pytest.mark.parametrize("kernel", KERNELS, ids=lambda one: one.name)
 # Columns of the default shapes.
 LENGTHS = {
@@ -33,6 +33,8 @@ LENGTHS = {
     "add_rmsnorm": (2_048, 4_096, 8_192, 16_384),
     "swiglu": (8_192,),
     "geglu": (8_192,),
+    "gelu": (4_096,),
+    "bias_gelu": (4_096,),
     "relu_squared": (8_192,),
 }
 # What is known to spill.

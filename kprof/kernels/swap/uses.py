@@ -341,13 +341,13 @@ class Narrowing:
         self._steps = tuple(dict.fromkeys(steps))
         self._num_reads = sum(step.is_linear for step in steps)
 
-    def dtype_for(self, x: Tensor) -> torch.dtype | None:
-        """Return the dtype to which readers round a value of x's dtype.
+    def dtype_for(self, x: Tensor, made: torch.dtype | None = None) -> torch.dtype | None:
+        """Return the dtype to which readers round a value that is made of x.
 
-        None: x is not float32, autocast is off, several readers have gradients, or a module on the
-        way is watched or another one.
+        `made`: its dtype; None: x's. The result is None if it is not float32, autocast is
+        off, several readers have gradients, or a module on the way is watched or another one.
         """
-        if x.dtype != torch.float32 or not torch.is_autocast_enabled(x.device.type):
+        if (made or x.dtype) != torch.float32 or not torch.is_autocast_enabled(x.device.type):
             return None
         if self._num_reads > 1 and torch.is_grad_enabled():
             return None

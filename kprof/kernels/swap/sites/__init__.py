@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # Modules by the kernels that they find call sites for: a swap imports no others. They are asked in
 # this order; `function_calls` takes what the others leave.
 FAMILIES = {
+    "activations": ("gelu", "relu_squared"),
     "decoders": ("decode",),
     "experts": ("moe_experts",),
     "mlps": ("swiglu", "geglu"),
@@ -28,12 +29,13 @@ FAMILIES = {
     "norms": ("rmsnorm", "layernorm"),
     "optimizers": ("adamw",),
     "residuals": ("add_rmsnorm", "add_layernorm"),
+    "biases": ("bias_gelu",),
     "function_calls": (
         *("attention_forward", "attention_fp8", "cross_entropy", "decode_attention"),
         *("layernorm", "rmsnorm", "rope"),
     ),
     # Patches layers in which no function is replaced.
-    "readers": ("rmsnorm", "layernorm"),
+    "readers": ("rmsnorm", "layernorm", "gelu"),
 }
 
 

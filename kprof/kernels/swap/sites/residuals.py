@@ -41,7 +41,13 @@ from kprof.kernels.swap.sites.norms import (
     reads_of,
     rounding,
 )
-from kprof.kernels.swap.sites.readers import Mark, functions_for, norms_in, read_by_linears
+from kprof.kernels.swap.sites.readers import (
+    Mark,
+    functions_for,
+    producers_in,
+    read_by_linears,
+    telling,
+)
 from kprof.kernels.swap.uses import (
     READS_LOCALS,
     SHAPE,
@@ -532,8 +538,8 @@ def _site(
         reads_by_norm[joint.norm] = reads = compared(norm, found, read)
         readers = read_by_linears(module, tree, [joint.norm], request).get(joint.call)
         adders[_adder(number)] = _adding(module, joint, found, reads, dispatcher, readers)
-    found_alone = read_by_linears(module, tree, norms_in(module, request), request)
-    calls = {place: one for place, one in found_alone.items() if one is not None}
+    found_alone = read_by_linears(module, tree, producers_in(module, request), request)
+    calls = {place: telling(one) for place, one in found_alone.items() if one is not None}
     owner = (tree.args.posonlyargs + tree.args.args)[0].arg
     fused = _Fuse(owner, joints).visit(Mark(calls).visit(copy.deepcopy(tree)))
     patched = rewritten(original, fused, {**adders, **functions_for(calls)})
