@@ -88,7 +88,12 @@ def test_a_norm_that_is_kept_and_activated_has_the_same_values(x):
 
 @torch.no_grad()
 def test_an_input_that_was_written_to_before_the_norm_is_used_is_an_error(x):
-    block = made(between=lambda h: (x.zero_(), h)[1])
+    class Zeroing:
+        def __call__(self, h):
+            x.zero_()
+            return h
+
+    block = made(between=Zeroing())
     with swapped(block, "group_norm_silu"), pytest.raises(KprofError):
         block(x)
 
@@ -176,8 +181,78 @@ class WithLayer(Block):
         return self.nonlinearity(h)
 
 
+def scale(x, factor):
+    """Write to a tensor through a variable of its own."""
+    other = x
+    other *= factor
+    return other
+
+
+def count(*values):
+    """Add up what is no tensor."""
+    total = 0
+    names = ()
+    for one in values:
+        total += len(one)
+        names += (one,)
+    return total, names
+
+
+class ByHelper(Block):
+    def forward(self, x):
+        given = x.clone()
+        h = self.norm1(given)
+        scale(given, 2)
+        return self.nonlinearity(h)
+
+
+class ByMethod(Block):
+    def forward(self, x):
+        given = x.clone()
+        h = self.norm1(given)
+        self.reset(given)
+        return self.nonlinearity(h)
+
+    def reset(self, given):
+        self.clear(given)
+
+    @staticmethod
+    def clear(given):
+        given[:] = 0
+
+
+class ByAttribute(Block):
+    def __init__(self):
+        super().__init__(between=lambda h: h)
+        self.clear = lambda given: given.zero_()
+
+    def forward(self, x):
+        given = x.clone()
+        h = self.norm1(given)
+        self.clear(given)
+        return self.nonlinearity(h)
+
+
+class Counting(Block):
+    def forward(self, x):
+        h = self.norm1(x)
+        count("scale", "1.0.0")
+        return self.nonlinearity(h)
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("kind", [Writing, Adding, Storing, WithLayer])
+def test_a_function_that_adds_up_no_tensors_is_no_reason_to_leave_a_module_alone(x):
+    torch.manual_seed(1)
+    block = Counting()
+    with swapped(block, "group_norm_silu") as swap:
+        block(x)
+    assert [site.num_replaced for site in swap.sites] == [1, 0]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "kind", [Writing, Adding, Storing, WithLayer, ByHelper, ByMethod, ByAttribute]
+)
 def test_a_module_that_writes_in_place_is_left_alone(kind, x):
     torch.manual_seed(1)
     block = kind()

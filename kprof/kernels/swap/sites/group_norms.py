@@ -2,14 +2,17 @@
 
 The norm returns a `LazyNorm`, a tensor that is computed when it is used. If the next use is the
 SiLU of the same module, the kernel computes both at once; any other use gets the result of torch's
-norm. The norm's input must not be written to before: modules whose forward writes in place, or with
-layers that do, are left alone.
+norm. The norm's input must not be written to before: modules whose forward writes in place, or
+calls a function or a layer that does, are left alone.
 """
 
 from __future__ import annotations
 
 import dis
+import inspect
 from collections.abc import Callable, Iterator
+from itertools import pairwise
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -20,7 +23,14 @@ from torch.utils._pytree import tree_map_only
 
 from kprof.errors import KprofError
 from kprof.kernels.swap.dispatch import OTHERWISE, Dispatcher, key_of
-from kprof.kernels.swap.patches import innermost, is_passed_over, python_modules, why_foreign
+from kprof.kernels.swap.patches import (
+    calls_in,
+    content_of,
+    innermost,
+    is_passed_over,
+    python_modules,
+    why_foreign,
+)
 from kprof.kernels.swap.probes import DTYPES, Setting
 from kprof.kernels.swap.site import Request, Site, Skip, Switch, bound, running_original
 from kprof.kernels.swap.sites import Family
@@ -31,7 +41,7 @@ WATCHED = "it has hooks"
 UNCOUNTED = "torch counts no writes to tensors of its inference mode"
 ELSEWHERE = "its result goes elsewhere than to the SiLU"
 MOVED = "its weights are no parameters of its own any more"
-IN_PLACE = "the forward around it writes in place"
+IN_PLACE = "the forward around it, or a function that it calls, writes in place"
 
 
 class LazyNorm(Tensor):
@@ -123,20 +133,72 @@ def _is_silu(module: Module) -> bool:
 
 
 def _writes_in_place(module: Module) -> bool:
-    """Return whether the forward of a module, or a child, may write to a tensor it is given.
+    """Return whether the forward of a module, a function that it calls, or a child may write.
 
-    Code that cannot be read may.
+    To a tensor that it is given. Code that cannot be read may.
     """
-    inner = innermost(type(module).forward)
-    if inner is None or any(getattr(one, "inplace", False) for one in module.children()):
+    if any(getattr(one, "inplace", False) for one in module.children()):
         return True
-    return any(
-        one.opname == "STORE_SUBSCR"
+    inner = innermost(type(module).forward)
+    called = [] if inner is None else [*_called_by(inner, module)]
+    return inner is None or any(one is None or _may_write(one) for one in (inner, *called))
+
+
+def _called_by(forward: FunctionType, module: Module) -> Iterator[FunctionType | None]:
+    """Yield the functions and methods that a forward reaches; None: one that cannot be read.
+
+    Torch's say in their names that they write.
+    """
+    new, seen = [forward], {forward.__code__}
+    while new:
+        one = new.pop()
+        found = [value for _, value in calls_in(one)]
+        found += [content_of(cell) for cell in one.__closure__ or ()]
+        for name in one.__code__.co_names:
+            found += [vars(cls).get(name) for cls in type(module).__mro__]
+            found.append(module.__dict__.get(name))
+        for value in found:
+            function = getattr(value, "__func__", value)
+            is_torchs = str(getattr(function, "__module__", "")).startswith("torch.")
+            if not isinstance(function, FunctionType) or is_torchs:
+                continue
+            inner = innermost(function)
+            if inner is None:
+                yield None
+            elif inner.__code__ not in seen:
+                seen.add(inner.__code__)
+                new.append(inner)
+                yield inner
+
+
+def _may_write(function: FunctionType) -> bool:
+    """Return whether the code of a function writes to anything but variables of its own."""
+    found = [one for one in dis.get_instructions(function) if one.opname != "CACHE"]
+    added = {
+        after.argval
+        for one, after in pairwise(found)
+        if one.opname.startswith("INPLACE_")
         or (one.opname == "BINARY_OP" and one.argrepr.endswith("="))
-        or one.opname.startswith("INPLACE_")
-        or (isinstance(one.argval, str) and _is_in_place(one.argval))
-        for one in dis.get_instructions(inner)
+    }
+    # A sum of numbers or of tuples begins as a constant.
+    begun = {after.argval for one, after in pairwise(found) if one.opname == "LOAD_CONST"}
+    given = {*function.__code__.co_varnames[: _count_arguments(function)]}
+    return (
+        bool(added - begun)
+        or bool(added & given)
+        or any(
+            one.opname == "STORE_SUBSCR"
+            or (isinstance(one.argval, str) and _is_in_place(one.argval))
+            for one in found
+        )
     )
+
+
+def _count_arguments(function: FunctionType) -> int:
+    code = function.__code__
+    flags = (inspect.CO_VARARGS, inspect.CO_VARKEYWORDS)
+    variadic = sum(bool(code.co_flags & flag) for flag in flags)
+    return code.co_argcount + code.co_kwonlyargcount + variadic
 
 
 def _is_in_place(name: str) -> bool:
