@@ -67,7 +67,7 @@ MEASURED = (
     "kprof/analyze/**/*.py",
     "kprof/analyze/work/*.py",
     "kprof/collect/**/*.py",
-    "kprof/open.py",
+    "kprof/opened.py",
     "benchmarks/classify_vs_ncu.py",
     "benchmarks/workloads/counted/loop.py",
 )

@@ -31,7 +31,7 @@ RESULT = ROOT / "benchmarks" / "results" / "import_speed_cpu_2026-11.json"
 SOURCES = (
     "benchmarks/import_speed.py",
     "benchmarks/evidence.py",
-    "kprof/open.py",
+    "kprof/opened.py",
     "kprof/storage.py",
     "kprof/analyze/**/*.py",
     "kprof/collect/readers/kineto/reader.py",
@@ -54,7 +54,7 @@ with open(sys.argv[1], "rb") as file:
 PHASES_PROGRAM = """
 import json, resource, sys, time
 from pathlib import Path
-from kprof.open import open_run
+from kprof.opened import open_run
 def cpu_s():
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)

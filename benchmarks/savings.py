@@ -23,7 +23,7 @@ from evidence import RESULTS, row, write_evidence
 from kprof.analyze.whatif.baseline import find_baseline
 from kprof.analyze.whatif.changes import FASTER, GRAPHED, REMOVED, WITHOUT, Change, Target
 from kprof.analyze.whatif.predict import predict
-from kprof.open import open_trace
+from kprof.opened import open_trace
 
 MEASURED = ("kprof/analyze/**/*.py", "benchmarks/savings.py")
 # What to reach.

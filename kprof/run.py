@@ -25,7 +25,7 @@ from kprof.storage import make_folder, make_next, remove_empty
 
 if TYPE_CHECKING:
     from kprof.collect.readers.ncu.program import Window as CountedWindow
-    from kprof.open import Opened, Progress
+    from kprof.opened import Opened, Progress
     from kprof.trace import Trace
 
 Form = Literal["script", "module", "command"]
@@ -192,7 +192,7 @@ def report_on(launched: LaunchResult, folder: Path, progress: Progress) -> RunOu
         remove_empty(folder)
         return RunOutcome(launched.exit_code, folder, launched.messages, None)
     # Imported after the workload has ended: it must not wait for pandas or share memory with it.
-    from kprof.open import open_recorded
+    from kprof.opened import open_recorded
 
     opened: Opened | None = None
     trouble: KprofError | None = None
@@ -247,7 +247,7 @@ def count(
     """
     # Imported here for the same reason: `kprof run` launches without pandas.
     from kprof.collect.readers.ncu.program import profile
-    from kprof.open import open_run, open_trace
+    from kprof.opened import open_run, open_trace
 
     raw = run / "raw"
     if not run.exists():

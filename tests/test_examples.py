@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kprof.kernels.swap.swap_report import SWAP_REPORT, read_report
-from kprof.open import open_trace
+from kprof.opened import open_trace
 from tests.commands.test_cli import kprof
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

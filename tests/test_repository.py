@@ -36,7 +36,7 @@ CLAIM = re.compile(
     r"<!-- result: (?P<file>[\w.-]+\.json)#(?P<row>[\w-]+)\.(?P<field>\w+) -->"
 )
 MARKER = "<!-- result:"
-# `kprof.open:read` or `kprof.report.section:Section.render`, in a document.
+# `kprof.opened:read` or `kprof.report.section:Section.render`, in a document.
 NAMED = re.compile(r"`(kprof[\w.]*):([\w.]+)`")
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 

@@ -16,7 +16,7 @@ from kprof.collect.trials import LOG, MARK, Variant, Workload, ending
 from kprof.errors import KprofError
 from kprof.findings import Diagnosis
 from kprof.kernels.swap.swap_report import Predicted
-from kprof.open import open_trace
+from kprof.opened import open_trace
 
 # Longest time of the recording, beside which the choice is worth nothing.
 MOST_S = 300.0

@@ -116,7 +116,7 @@ def _measured(run: Path) -> tuple[dict[str, object], tuple[str, ...], str | None
     """Return what a run knows, as facts and in words, and the GPU that it ran on."""
     # The tables of a run need pandas, and figures alone do not.
     from kprof.analyze.cost.of_runs import measured_in
-    from kprof.open import open_trace
+    from kprof.opened import open_trace
 
     found = measured_in(open_trace(run))
     facts = {name: getattr(found, name) for name in ("gpus", "step_s", "joules_per_step")}

@@ -14,7 +14,7 @@ from kprof.errors import KprofError
 from kprof.report.redaction import secrets_shown
 
 if TYPE_CHECKING:
-    from kprof.open import Progress
+    from kprof.opened import Progress
     from kprof.report.difference import Compared
 
 ROWS_ON_PAGE = 60
@@ -58,7 +58,7 @@ def diff_runs(a: Path, b: Path, progress: Progress = lambda stage: None) -> Comp
     """
     from kprof.analyze.diff.alignment import find_differences
     from kprof.analyze.diff.comparability import find_doubts, find_obstacle
-    from kprof.open import open_trace
+    from kprof.opened import open_trace
     from kprof.report.difference import Compared
 
     first, second = (open_trace(path, progress) for path in (a, b))

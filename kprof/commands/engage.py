@@ -87,7 +87,7 @@ def evidence_of(engagement: Engagement) -> tuple[Evidence, tuple[str, ...]]:
     newest comes first, because the verdict is about that.
     """
     from kprof.ab.engagement_folder import find_source
-    from kprof.open import open_trace
+    from kprof.opened import open_trace
     from kprof.report.partner.evidence import (
         Decision,
         Evidence,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kprof.kernels import Kernel, Shape
     from kprof.kernels.bench.choice import Choice, Pass, Timed
     from kprof.kernels.correctness import GateReport, Scope, Subject
-    from kprof.open import Progress
+    from kprof.opened import Progress
     from kprof.report.kernel_library import Listed
 
 # Dtypes that the interpreter computes as a GPU does; it truncates bfloat16 instead of rounding it.

@@ -34,7 +34,7 @@ def open(
     """
     _refuse_to_lose_a_run(paths, out, force=force)
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
-    from kprof.open import open_run
+    from kprof.opened import open_run
     from kprof.report.progress import Progress
 
     progress = Progress()

@@ -22,7 +22,7 @@ from kprof.report.playbooks import all_playbooks
 from kprof.report.section import Part, Section, Table, Text
 
 if TYPE_CHECKING:
-    from kprof.open import Progress
+    from kprof.opened import Progress
     from kprof.report.partner.disclosure import Level
     from kprof.report.partner.evidence import Advice, Evidence, Source
 
@@ -96,7 +96,7 @@ def read_evidence(
         KprofError: a path is none of what kprof saves, or it is damaged.
     """
     from kprof.analyze.cost.of_runs import with_worth
-    from kprof.open import open_trace
+    from kprof.opened import open_trace
     from kprof.report.partner.evidence import Evidence
     from kprof.storage import META_FILE
 

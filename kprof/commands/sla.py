@@ -105,7 +105,7 @@ def _judge_run(path: Path, targets: Sequence[Target]) -> Judged | None:
         return None
     # The tables of a run need pandas, and result files do not.
     from kprof.analyze.sla.evaluate import judge_steps
-    from kprof.open import open_trace
+    from kprof.opened import open_trace
 
     return Judged(path.name, judge_steps(open_trace(path), targets))
 

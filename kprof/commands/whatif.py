@@ -16,7 +16,7 @@ from kprof.errors import KprofError
 
 if TYPE_CHECKING:
     from kprof.analyze.whatif.changes import Change
-    from kprof.open import Progress
+    from kprof.opened import Progress
     from kprof.trace import Prediction, Trace
 
 # Beyond these a change is no kernel's any more.
@@ -72,7 +72,7 @@ def ask(
     """
     from kprof.analyze.whatif.baseline import find_baseline
     from kprof.analyze.whatif.predict import predict, suggest
-    from kprof.open import open_trace
+    from kprof.opened import open_trace
     from kprof.report.sections.what_if import whole_of
     from kprof.storage import is_saved
 
@@ -150,7 +150,7 @@ def parse_change(text: str, trace: Trace) -> Change:
 def _keep(answers: list[Prediction], trace: Trace, run: Path) -> None:
     """Write the answers into the run, in place of earlier ones to the same questions."""
     from kprof.analyze.attribution.ledger import balance
-    from kprof.open import Opened
+    from kprof.opened import Opened
     from kprof.storage import META_FILE, save_meta, whole_or_not_at_all
 
     new = {(one.target, one.change): one for one in answers}

@@ -10,7 +10,7 @@ from kprof.analyze.attribution.ledger import balance
 from kprof.analyze.whatif.baseline import find_baseline
 from kprof.analyze.whatif.predict import predict
 from kprof.commands.whatif import parse_change
-from kprof.open import open_trace
+from kprof.opened import open_trace
 from kprof.report.result import result_of
 
 FOLDER = Path(__file__).parents[3] / "shared" / "cases" / "traces"

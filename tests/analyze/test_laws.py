@@ -24,7 +24,7 @@ from kprof.analyze.whatif.predict import suggest
 from kprof.commands.whatif import parse_change
 from kprof.device import find_device
 from kprof.errors import KprofError
-from kprof.open import read
+from kprof.opened import read
 from kprof.report.difference import Compared, result_of_difference
 from kprof.report.result import result_of
 from kprof.report.section import Text, sections_of

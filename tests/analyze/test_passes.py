@@ -10,7 +10,7 @@ from kprof.analyze.attribution.kinds import add_kind
 from kprof.analyze.idle.assign import add_idle
 from kprof.analyze.passes import PASSES
 from kprof.analyze.roofline.bound import add_roofline
-from kprof.open import read
+from kprof.opened import read
 from kprof.trace import SCHEMA, columns_of
 
 # Kernels, replays of a CUDA graph, steps.

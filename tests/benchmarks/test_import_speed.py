@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kprof.open import open_run
+from kprof.opened import open_run
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "tests" / "data" / "h200" / "hf_generate.json.gz"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kprof.collect.device_clock import TOLERANCE_NS, on_the_hosts_clock
-from kprof.open import read
+from kprof.opened import read
 from tests.quantities import quantities_in
 from tests.traces import trace_of
 

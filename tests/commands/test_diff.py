@@ -324,14 +324,14 @@ def test_a_page_is_written_where_it_is_asked_for_and_never_over_another(
     page = tmp_path / "difference.html"
     assert kprof("diff", SMALL, COMPILED, "--out", page) == 0
     assert "By kernel" in page.read_text()
-    monkeypatch.setattr("kprof.open.open_trace", lambda path, progress: run_of({}))
+    monkeypatch.setattr("kprof.opened.open_trace", lambda path, progress: run_of({}))
     assert kprof("diff", SMALL, COMPILED, "--out", page) == 2
     assert "pass --force" in capfd.readouterr().err
     assert kprof("diff", SMALL, COMPILED, "--out", tmp_path) == 2
 
 
 def test_the_last_line_is_the_command_that_writes_the_page(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr("kprof.open.open_trace", lambda path, progress: run_of({}))
+    monkeypatch.setattr("kprof.opened.open_trace", lambda path, progress: run_of({}))
     assert kprof("diff", tmp_path / "a", tmp_path / "b c") == 0
     line = capfd.readouterr().out.splitlines()[-1]
     _, *words = shlex.split(line[line.index("kprof ") :])
@@ -341,7 +341,7 @@ def test_the_last_line_is_the_command_that_writes_the_page(tmp_path, monkeypatch
 def test_what_cannot_be_compared_is_one_error_with_a_fix(tmp_path, monkeypatch, capfd):
     host = run_of({"activity": "host", "device": -1}, gpus=())
     monkeypatch.setattr(
-        "kprof.open.open_trace",
+        "kprof.opened.open_trace",
         lambda path, progress: {"a": host, "b": run_of({})}[path.name],
     )
     assert kprof("diff", tmp_path / "a", tmp_path / "b") == 2

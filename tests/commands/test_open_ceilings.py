@@ -6,7 +6,7 @@ import json
 import pytest
 
 from kprof.collect.ceilings import keep_gpu_ceilings, kept_ceilings
-from kprof.open import open_recorded, open_run
+from kprof.opened import open_recorded, open_run
 from tests.collect.test_ceilings import MEASURED
 from tests.kineto_files import kernel
 

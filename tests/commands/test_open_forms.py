@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kprof.analyze.attribution.ledger import balance, truth_columns
 from kprof.errors import KprofError
-from kprof.open import open_run, read
+from kprof.opened import open_run, read
 from tests.kineto_files import annotation, kernel, launch, operator
 from tests.traces import measured
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-import kprof.open
+import kprof.opened
 from kprof.collect.launch import LaunchResult
 from kprof.errors import LaunchError
 from kprof.run import RunOptions, command_of, name_of, report_on, run
@@ -67,7 +67,7 @@ def test_a_report_that_cannot_be_written_leaves_the_workloads_exit_code(tmp_path
         raise full
 
     full = OSError(28, "No space left on device")
-    monkeypatch.setattr(kprof.open, "open_recorded", fail)
+    monkeypatch.setattr(kprof.opened, "open_recorded", fail)
     launched = LaunchResult(7, tmp_path / "raw", 1, (tmp_path / "raw/rank0-pid1",), ())
     outcome = report_on(launched, tmp_path, lambda stage: None)
     assert outcome.exit_code == 7

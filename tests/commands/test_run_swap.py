@@ -13,7 +13,7 @@ from kprof.collect.recorder.kprof_recorder.settings import Settings
 from kprof.collect.recorder.kprof_recorder.start import Swapping
 from kprof.collect.launch import LaunchResult
 from kprof.errors import KprofError
-from kprof.open import Opened, open_trace
+from kprof.opened import Opened, open_trace
 from kprof.run import NOT_SWAPPED, RunOptions, run
 from kprof.run import run_service
 from kprof.kernels.swap.swap_report import SwapReport
@@ -102,7 +102,7 @@ def test_a_run_inside_another_does_not_find_its_swap(tmp_path, monkeypatch):
 
 
 def test_a_run_without_a_swap_has_no_such_section(tmp_path, monkeypatch):
-    monkeypatch.setattr("kprof.open.sections_of", lambda trace, **how: [])
+    monkeypatch.setattr("kprof.opened.sections_of", lambda trace, **how: [])
     opened = Opened(None, None, tmp_path)
     assert opened.summary == []
     write_report(SwapReport(("rmsnorm",)), tmp_path / SWAP_REPORT)

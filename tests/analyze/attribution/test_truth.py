@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kprof.analyze.attribution.ledger import balance, truth_columns, union_ns
-from kprof.open import read
+from kprof.opened import read
 from tests.traces import measured
 
 TRACES = Path(__file__).parents[4] / "shared" / "traces" / "public"

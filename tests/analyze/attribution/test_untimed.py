@@ -11,7 +11,7 @@ from kprof.collect.merge import merge
 from kprof.collect.readers.ncu.reader import UNTIMED
 from kprof.commands.whatif import ask
 from kprof.errors import TraceError
-from kprof.open import open_run, read
+from kprof.opened import open_run, read
 from kprof.report.result import result_of
 from kprof.report.section import sections_of
 from tests.ncu_files import launch, raw_page

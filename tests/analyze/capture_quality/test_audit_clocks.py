@@ -6,7 +6,7 @@ import pytest
 
 from kprof.analyze.passes import analyze
 from kprof.collect.merge import merge
-from kprof.open import read
+from kprof.opened import read
 from tests.analyze.capture_quality.audited import HOST_AND_GPU, check, names_of
 from tests.collectives import recordings
 from tests.kineto_files import kernel, launch, write

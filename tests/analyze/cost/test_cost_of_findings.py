@@ -13,7 +13,7 @@ from kprof.ab.pricing import read_prices
 from kprof.analyze.cost.of_runs import with_worth
 from kprof.analyze.cost.price import Quote
 from kprof.findings import Diagnosis, Finding, Saving
-from kprof.open import open_run
+from kprof.opened import open_run
 from kprof.trace import Gpu
 from tests.traces import trace_of
 

@@ -7,7 +7,7 @@ import pytest
 
 from kprof.analyze.findings.diagnose import diagnose
 from kprof.findings import Diagnosis, Finding, Fix, NotApplicable, Saving
-from kprof.open import open_run
+from kprof.opened import open_run
 from kprof.report.section import Table, Text, sections_of
 from kprof.report.sections.findings import format_saving, render
 from kprof.storage import load, save

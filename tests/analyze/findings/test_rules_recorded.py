@@ -9,7 +9,7 @@ import pytest
 from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
 from kprof.analyze.passes import analyze
 from kprof.device import find_device
-from kprof.open import read
+from kprof.opened import read
 from tests.quantities import quantities_in
 
 RECORDED = Path(__file__).parents[2] / "data" / "h200"

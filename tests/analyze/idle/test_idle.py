@@ -12,7 +12,7 @@ from kprof.analyze.groupings import split_window
 from kprof.analyze.idle.causes import CAUSES, group_idle, inside_window
 from kprof.analyze.idle.gaps import find_launches
 from kprof.analyze.passes import analyze
-from kprof.open import read
+from kprof.opened import read
 from kprof.trace import Recording
 from tests.analyze.idle.idle_traces import LAUNCH, US, WAIT, analyzed, causes, idle_of, spent
 

@@ -21,7 +21,7 @@ from kprof.analyze.whatif.changes import (
     durations_after,
 )
 from kprof.analyze.whatif.predict import find_predictions, predict
-from kprof.open import read
+from kprof.opened import read
 from kprof.trace import Recording
 from tests.analyze.simulated import (
     Do,

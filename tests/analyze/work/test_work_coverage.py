@@ -11,7 +11,7 @@ from kprof.analyze.attribution.call_tree import NO_ROW
 from kprof.analyze.attribution.ledger import balance
 from kprof.analyze.passes import analyze
 from kprof.device import find_device
-from kprof.open import read
+from kprof.opened import read
 from kprof.report.result import result_of
 from tests.analyze.calls import recorded, tensor
 from tests.traces import measured, trace_of

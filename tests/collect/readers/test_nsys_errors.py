@@ -9,7 +9,7 @@ import pytest
 
 from kprof.collect.readers.nsys.reader import read
 from kprof.errors import TraceError
-from kprof.open import read as read_paths
+from kprof.opened import read as read_paths
 from tests.collect.nsys_files import kernel, launch, nvtx, setting, write
 from tests.quantities import quantities_in
 

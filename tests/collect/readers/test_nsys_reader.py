@@ -9,7 +9,7 @@ from kprof.analyze.attribution.ledger import balance
 from kprof.analyze.passes import analyze
 from kprof.collect.readers.nsys import database
 from kprof.collect.readers.nsys.reader import knows, read
-from kprof.open import read as read_paths
+from kprof.opened import read as read_paths
 from kprof.trace import Gpu
 from tests.collect.nsys_files import (
     MARK,

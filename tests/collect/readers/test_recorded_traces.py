@@ -13,7 +13,7 @@ from kprof.analyze.passes import analyze
 from kprof.analyze.roofline.bound import beaten_ceilings
 from kprof.analyze.roofline.utilisation import share_of_time
 from kprof.device import find_device
-from kprof.open import read
+from kprof.opened import read
 from kprof.trace import Trace
 
 FOLDER = Path(__file__).parents[2] / "data" / "h200"

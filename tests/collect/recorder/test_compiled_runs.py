@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 if shutil.which("g++") is None:
     pytest.skip("Inductor needs a C++ compiler", allow_module_level=True)
 
-from kprof.open import read
+from kprof.opened import read
 from tests.recorded import record, run_bare
 from tests.traces import measured
 
