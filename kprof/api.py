@@ -1,4 +1,4 @@
-"""For those who edit their script: record one block, name one range."""
+"""kprof in Python: record a block, name a range, open a run, and read what it says."""
 
 from __future__ import annotations
 
@@ -7,83 +7,253 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import cache, cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kprof.errors import LaunchError
+from kprof.errors import KprofError, LaunchError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
+    from kprof.collect.recorder.kprof_recorder.settings import Settings
     from kprof.collect.recorder.kprof_recorder.start import Session
     from kprof.collect.recorder.kprof_recorder.trial import TrialSession
+    from kprof.findings import Finding
+    from kprof.opened import Opened
+    from kprof.report.section import Section
+    from kprof.trace import Trace
 
 PACKAGE = "kprof_recorder"
 
 
-@contextlib.contextmanager
+class NotYet(NamedTuple):
+    """Why a run cannot be analyzed yet, and what to do."""
+
+    why: str
+    fix: str
+
+
+RECORDING = NotYet("is being recorded", "use it after the block")
+REPORTED_LATER = NotYet("is recorded by kprof run", "read it when the script has ended")
+
+
+class Run:
+    """A recording or a trace; it is analyzed when it is first asked for anything.
+
+    As the last line of a notebook's cell it shows its report. It stands for its path as well:
+    `Path(run)` is the folder or the file.
+    """
+
+    def __init__(self, path: Path, opened: Opened | None = None) -> None:
+        self.path = path
+        self._given = opened
+        self._not_yet: NotYet | None = None
+
+    @cached_property
+    def _opened(self) -> Opened:
+        if self._given is not None:
+            return self._given
+        if self._not_yet is not None:
+            raise KprofError(f"{self.path} {self._not_yet.why}", fix=self._not_yet.fix)
+        from kprof.opened import open_run
+
+        return open_run([self.path], None, force=False)
+
+    @property
+    def trace(self) -> Trace:
+        """All tables: kernels, ranges, samples, idle, and meta."""
+        return self._opened.trace
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Step time, utilisation, the parts of the time, findings and data quality in short."""
+        from kprof.report.redaction import redacted
+        from kprof.report.result import summary_of
+
+        return redacted(summary_of(self.trace))
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What costs time, with evidence and the saving of a fix; the best first."""
+        diagnosis = self.trace.diagnosis
+        return diagnosis.findings if diagnosis is not None else ()
+
+    @property
+    def kernels(self) -> pd.DataFrame:
+        """A row for each activity of the GPU; docs/formats.md has the columns."""
+        return self.trace.kernels
+
+    def report(self, path: str | os.PathLike[str] | None = None) -> Path:
+        """Write the HTML report and return its path; a file of that name is replaced.
+
+        By default it is report.html in the run's folder, or NAME.html in the current folder for
+        a trace that is no run.
+        """
+        from kprof.report.html import write_html
+
+        meta = self.trace.meta
+        is_run = (self.path / "meta.json").exists() or (self.path / "raw").is_dir()
+        beside = self.path / "report.html" if is_run else Path(f"{self.path.name}.html")
+        target = Path(path) if path is not None else beside
+        write_html(meta.source, self._opened.sections, target, meta.command_line)
+        return target
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __repr__(self) -> str:
+        named = f"{type(self).__name__}({str(self.path)!r})"
+        if self._given is None and "_opened" not in vars(self):
+            return f"{named}: {self._not_yet.why if self._not_yet else 'not analyzed yet'}"
+        from kprof.report.units import format_count, format_time
+
+        whole_ns, number = self.summary["whole_ns"], len(self.findings)
+        told = f"{self.summary['whole']} of {format_time(whole_ns)}"
+        return f"{named}: {told}, {format_count(number, 'finding')}"
+
+    def _repr_html_(self) -> str:
+        """Return the report for a notebook, without figures."""
+        if self._not_yet is not None:
+            from markupsafe import escape
+
+            return str(escape(repr(self)))
+        from kprof.report.html import render_frame
+
+        meta = self.trace.meta
+        sections: list[Section] = self._opened.summary
+        return render_frame(meta.source, sections, meta.command_line)
+
+
+def open(*paths: str | os.PathLike[str]) -> Run:
+    """Open a trace, several traces of one job, or a run; nothing is written.
+
+    Raises:
+        KprofError: a path cannot be read, or holds nothing to analyze.
+    """
+    from kprof.opened import open_unwritten
+
+    if not paths:
+        raise KprofError("no trace to open", fix='name one: kprof.open("trace.json.gz")')
+    named = [Path(path) for path in paths]
+    return Run(named[0], open_unwritten(named))
+
+
 def profile(
-    out: str | os.PathLike[str] = "profile.kprof",
+    out: str | os.PathLike[str] | None = None,
     *,
+    force: bool = False,
     shapes: bool = True,
     stacks: bool = False,
     memory: bool = False,
-) -> Iterator[Path]:
-    """Record the block into the folder `out`, which `kprof open` then reads.
+) -> AbstractContextManager[Run]:
+    """Record the block: `with kprof.profile() as run:`; after it, `run` has the analysis.
 
-    Under `kprof run`, which has a folder already, the block becomes that recording's window.
+    Under `kprof run`, which has a folder already, the block becomes that recording's window, and
+    `kprof run` reports on it.
+
+    Args:
+        out: The run folder; None: profile.kprof, or profile-2.kprof and so on where it exists.
+        force: Replace an earlier recording in `out`.
+        shapes: Record the input shapes of operators, without which no work is known.
+        stacks: Record Python stacks, which is slow.
+        memory: Record every allocation.
 
     Raises:
         LaunchError: `out` holds a recording already, or this Python has no torch.
     """
     from kprof.collect.recorder.kprof_recorder.settings import Settings
 
+    settings = Settings(Path(), skip=0, shapes=shapes, stacks=stacks, memory=memory)
+    return _recorded(out, settings, force=force)
+
+
+@contextlib.contextmanager
+def _recorded(
+    out: str | os.PathLike[str] | None, settings: Settings, *, force: bool
+) -> Iterator[Run]:
     running = _recorder_of_this_process()
     if running is not None and running.session.is_following:
+        run = Run(running.session.recorder.settings.raw.parent)
+        run._not_yet = REPORTED_LATER
         with _block(running.session):
-            yield running.session.recorder.settings.raw.parent
+            yield run
         return
-    raw = Path(out) / "raw"
-    _prepare(raw)
-    settings = Settings(raw=raw.resolve(), skip=0, shapes=shapes, stacks=stacks, memory=memory)
+    run = Run(_prepared(out, force=force))
+    run._not_yet = RECORDING
+    raw = run.path / "raw"
+    settings = replace(settings, raw=raw.resolve())
     session = _load_recorder().start(settings)
     session.restart(settings)
-    with _launched(raw), _block(session):
-        yield Path(out)
+    try:
+        with _launched(raw), _block(session):
+            yield run
+    finally:
+        run._not_yet = None
 
 
 def range(name: str) -> AbstractContextManager[None]:
-    """Name what happens inside: a range in the trace and in NVTX; "step" delimits the steps.
+    """Name what happens inside: a range in the trace; "step" delimits the steps.
 
-    Costs nothing that matters while the process has not imported torch.
+    It is also an NVTX range of the domain `kprof`, where a tool such as Nsight Systems listens.
+    Without torch and such a tool it does nothing.
     """
-    if "torch" not in sys.modules:
+    if "torch" not in sys.modules and _nvtx_domain() is None:
         return contextlib.nullcontext()
     return _named(name)
 
 
+# One of these is set in every process that a tool of NVIDIA's listens to.
+LISTENERS = ("NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
+
+
+@cache
+def _nvtx_domain() -> Any:  # noqa: ANN401 - nvtx has no types
+    """Return the NVTX domain of kprof; None where nobody listens, and the import would cost."""
+    if not any(name in os.environ for name in LISTENERS):
+        return None
+    import nvtx
+
+    return nvtx.get_domain("kprof")
+
+
 @contextlib.contextmanager
 def _named(name: str) -> Iterator[None]:
-    import torch
-
     running = _recorder_of_this_process() if name == "step" else None
-    recorders = sys.modules.get(f"{PACKAGE}.ranges")
-    # The recorder's own knows what to do where a recording begins or ends inside.
-    make = torch._C._profiler._RecordFunctionFast if recorders is None else recorders.TorchRange
-    is_nvtx = torch.cuda.is_initialized()
+    domain = _nvtx_domain()
     if running is not None:
         running.session.recorder.range_begins()
-    if is_nvtx:
-        torch.cuda.nvtx.range_push(name)
+    if domain is not None:
+        domain.push_range(domain.get_event_attributes(message=name))
     try:
-        with make(name):
+        with _torch_range(name):
             yield
     finally:
-        if is_nvtx:
-            torch.cuda.nvtx.range_pop()
+        if domain is not None:
+            domain.pop_range()
         if running is not None:
             running.session.recorder.range_ends()
+
+
+def _torch_range(name: str) -> AbstractContextManager[object]:
+    """Return a range for torch's profiler; none where Nsight Systems records, in its stead."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return contextlib.nullcontext()
+    # The recorder's own knows what to do where a recording begins or ends inside.
+    recorders = sys.modules.get(f"{PACKAGE}.named_ranges")
+    make: Callable[[str], AbstractContextManager[object]]
+    if recorders is None:
+        make = torch._C._profiler._RecordFunctionFast
+    elif recorders.Range is recorders.PlainNvtxRange:
+        make = contextlib.nullcontext
+    else:
+        make = recorders.TorchRange
+    return make(name)
 
 
 @contextlib.contextmanager
@@ -116,14 +286,30 @@ def _launched(raw: Path) -> Iterator[None]:
         compress_parts(raw)
 
 
-def _prepare(raw: Path) -> None:
+def _prepared(out: str | os.PathLike[str] | None, *, force: bool) -> Path:
+    """Make the folder of a recording.
+
+    Raises:
+        LaunchError: it holds a recording already, or this Python has no torch.
+    """
+    from kprof.storage import make_folder
+
     if importlib.util.find_spec("torch") is None:
         raise LaunchError("this Python has no torch to record", fix="pip install torch")
-    if raw.exists() and any(raw.iterdir()):
-        raise LaunchError(
-            f"{raw.parent}: holds a recording already", fix="choose another folder with out="
-        )
-    raw.mkdir(parents=True, exist_ok=True)
+    if out is None:
+        folder = make_folder("profile", None, force=False)
+    else:
+        folder = Path(out)
+        raw = folder / "raw"
+        if raw.exists() and any(raw.iterdir()):
+            if not force:
+                raise LaunchError(
+                    f"{folder}: holds a recording already",
+                    fix="choose another folder with out=, or replace it with force=True",
+                )
+            make_folder("profile", folder, force=True)
+    (folder / "raw").mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _recorder_of_this_process() -> ModuleType | None:

@@ -160,6 +160,22 @@ class Comparison:
         """The claim on the first metric."""
         return self.claims[0]
 
+    def __repr__(self) -> str:
+        """Return the verdicts, a line for each metric."""
+        return f"{self.b} against {self.a}\n" + "\n".join(map(_told, self.claims))
+
+
+def _told(claim: Claim) -> str:
+    """Return a claim as one line: B's change of the metric in percent, with its interval."""
+    told = f"{claim.verdict}: {claim.metric.name}"
+    if claim.interval is not None:
+        at, low, high = (
+            f"{100 * (ratio - 1):+.2f}"
+            for ratio in (claim.interval.ratio, claim.interval.low, claim.interval.high)
+        )
+        told += f" {at} % ({low} to {high} %, {claim.num_pairs} pairs)"
+    return f"{told}. {claim.why}" if claim.why else told
+
 
 def save(comparison: Comparison, folder: Path, besides: Mapping[str, object] | None = None) -> None:
     """Write the comparison as JSON into `folder`, which exists, with what stands `besides` it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Grade = Literal["low", "medium", "high"]
@@ -100,11 +100,11 @@ class Finding:
     """How surely the claim is true and the fix applies."""
     effort: Grade
     """low: a setting; medium: some lines; high: a project with a quality gate of its own."""
-    rows: tuple[int, ...] = ()
+    rows: tuple[int, ...] = field(default=(), repr=False)
     """Rows of `kernels` that prove it; of very many those that took longest."""
-    idle_rows: tuple[int, ...] = ()
+    idle_rows: tuple[int, ...] = field(default=(), repr=False)
     """Rows of `idle` that prove it; of very many the longest."""
-    range_rows: tuple[int, ...] = ()
+    range_rows: tuple[int, ...] = field(default=(), repr=False)
     """Rows of `ranges` that prove it."""
     details: tuple[str, ...] = ()
     """Where to look, largest first; what else was seen."""

@@ -108,9 +108,17 @@ def open_recorded(folder: Path, progress: Progress = lambda stage: None) -> Open
 
 def open_trace(path: Path, progress: Progress = lambda stage: None) -> Trace:
     """Return the analyzed trace of one path, saved or not; nothing is written."""
-    require_file_or_folder(path)
     progress(f"reading {_name_of(path)}")
-    return load(path) if is_saved(path) else _analyzed(read([path]))
+    return open_unwritten([path]).trace
+
+
+def open_unwritten(paths: list[Path]) -> Opened:
+    """Open traces, folders of rank traces or one saved run; nothing is written."""
+    for path in paths:
+        require_file_or_folder(path)
+    is_run = len(paths) == 1 and is_saved(paths[0])
+    trace = load(paths[0]) if is_run else _analyzed(read(paths))
+    return Opened(trace, balance(trace), paths[0])
 
 
 # Removed from a file's name, in this order, for the name of its run.

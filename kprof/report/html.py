@@ -10,7 +10,7 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 
 from kprof.errors import KprofError
 from kprof.report.redaction import redacted
-from kprof.report.section import Column, Facts, Figure, Section, Table, Text
+from kprof.report.section import Column, Facts, Figure, Part, Section, Table, Text, is_in_terminal
 from kprof.report.units import readable
 from kprof.storage import cache_folder
 
@@ -95,6 +95,9 @@ def _seal(packed: PackedScript) -> str:
 ROWS_SHOWN = 12
 ROWS_SPARED = 4
 
+# Of the report in a notebook, which scrolls inside.
+FRAME_HEIGHT = "40em"
+
 _FOLDER = Path(__file__).parent
 
 
@@ -152,6 +155,29 @@ def render_page(title: str, sections: list[Section], subtitle: str = "") -> str:
         ],
         has_figures=any(isinstance(part, Figure) for s in sections for part in s.parts),
     )
+
+
+def render_frame(title: str, sections: list[Section], subtitle: str = "") -> str:
+    """Return an element for a notebook with the sections that a terminal shows, without scripts.
+
+    Passwords, keys and tokens are left out.
+    """
+    shown = [
+        replace(one, parts=tuple(map(_cut, filter(is_in_terminal, one.parts))))
+        for one in sections
+        if one.in_terminal
+    ]
+    page = render_page(*redacted((title, shown, subtitle)))
+    style = f"width:100%;height:{FRAME_HEIGHT};border:0"
+    return f'<iframe sandbox srcdoc="{escape(page)}" style="{style}"></iframe>'
+
+
+def _cut(part: Part) -> Part:
+    """Return a part with as many rows as a terminal shows."""
+    if not isinstance(part, Table):
+        return part
+    number = part.terminal_rows
+    return replace(part, rows=part.rows[:number], share=part.share[:number])
 
 
 def embed_json(value: object) -> str:

@@ -82,6 +82,14 @@ class Section:
     in_terminal: bool = True
 
 
+def is_in_terminal(part: Part) -> bool:
+    """Tell whether a part of a section has something for a terminal."""
+    if isinstance(part, Text):
+        return part.tone != "muted"
+    is_table = isinstance(part, Table) and bool(part.rows and part.terminal_rows)
+    return is_table or isinstance(part, Facts)
+
+
 def sections_of(trace: Trace, *, for_page: bool = True) -> list[Section]:
     """Render the sections of an analyzed trace in their order; the terminal's are fewer."""
     sections = [

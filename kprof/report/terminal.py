@@ -11,7 +11,7 @@ from rich.rule import Rule
 from rich.table import Table as Grid
 from rich.text import Text as Line
 
-from kprof.report.section import Column, Facts, Section, Table, Text
+from kprof.report.section import Column, Facts, Section, Table, Text, is_in_terminal
 from kprof.report.units import UNKNOWN, readable, shorten
 
 INDENT = "  "
@@ -38,20 +38,12 @@ def print_summary(title: str, sections: list[Section], console: Console) -> None
     for section in sections:
         if section.in_terminal:
             console.print(_line(section.title, console, "bold"))
-            shown = [part for part in section.parts if _is_shown(part)]
+            shown = [part for part in section.parts if is_in_terminal(part)]
             for number, part in enumerate(shown):
                 if number and (isinstance(part, Table) or isinstance(shown[number - 1], Table)):
                     console.print()
                 _print_part(part, console)
             console.print()
-
-
-def _is_shown(part: object) -> bool:
-    """Tell whether a part has something for a terminal."""
-    if isinstance(part, Text):
-        return part.tone != "muted"
-    is_table = isinstance(part, Table) and bool(part.rows and part.terminal_rows)
-    return is_table or isinstance(part, Facts)
 
 
 def _print_part(part: object, console: Console) -> None:
