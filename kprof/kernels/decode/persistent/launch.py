@@ -1,0 +1,374 @@
+"""Compiles the persistent kernel for a model, and launches it: N tokens a launch.
+
+NVRTC compiles, which torch brings; the driver loads and launches. Nothing else is needed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kprof.errors import KprofError
+from kprof.kernels.decode._model import Decoder
+from kprof.kernels.decode.persistent.executor import LOG2_E, SPLIT_KEYS, Memory
+from kprof.kernels.decode.persistent.schedule import (
+    MOST_SPLITS,
+    PARTS,
+    Schedule,
+    Sizes,
+    schedule_of,
+    why_wrong,
+)
+
+SOURCE = Path(__file__).with_name("kernel.cu")
+ARCHITECTURE = "sm_90a"
+# Warps that multiply a tile together, and how many such teams a CTA has.
+WARPS, GROUPS = 8, 2
+ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
+COUNTER_STRIDE = 32
+MOST_STOPS = 16
+# Bytes of an instruction, and of the pointers of a layer.
+INSTRUCTION_BYTES, LAYER_BYTES = 32, 160
+# Seconds that a wait may take: longer than any other process has the GPU for.
+PATIENCE_S = 2.0
+FAULTS = {
+    1: "results of other CTAs were late",
+    2: "a load of weights was late",
+    3: "a stage was not freed in time",
+    4: "a load was not done at the end",
+}
+MAX_DYNAMIC_SHARED = 8
+
+
+class Parameters(ctypes.Structure):
+    """The argument of the kernel, as in `kernel.cu`."""
+
+    POINTERS = (
+        *("instructions", "layers", "embedding", "norm", "head", "cosines", "sines", "qkv"),
+        *("partial", "lse", "middle", "output", "logits", "gated", "bests", "counters"),
+        *("state", "stops", "tokens", "fault", "host_fault", "profile"),
+    )
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in POINTERS),
+        ("patience", ctypes.c_uint64),
+        *((name, ctypes.c_int) for name in ("steps", "length", "window", "kept")),
+    ]
+
+
+def sizes_of(decoder: Decoder, num_sms: int) -> Sizes:
+    """Return the dimensions of a model, with as many splits of attention as there are SMs for."""
+    return Sizes(
+        layers=len(decoder.layers),
+        hidden=decoder.hidden,
+        inner=decoder.inner,
+        heads=decoder.heads,
+        group=decoder.group,
+        dim=decoder.dim,
+        vocabulary=decoder.vocabulary,
+        splits=max(1, min(MOST_SPLITS, num_sms // (decoder.heads * decoder.group))),
+    )
+
+
+def why_not(decoder: Decoder) -> str | None:
+    """Return why the persistent kernel does not support a model on its device; None: it does."""
+    if decoder.dtype != torch.bfloat16:
+        return f"its weights are in {decoder.dtype}, not in bfloat16"
+    if len({one.window for one in decoder.layers}) > 1:
+        return "its layers have several windows"
+    if decoder.dim > PARTS * 2 or decoder.dim < 16:
+        return f"its heads have {decoder.dim} columns"
+    if any(one.data_ptr() % 16 for one in decoder.weights()):
+        return "its weights are not aligned to 16 bytes"
+    if decoder.device.type != "cuda":
+        return f"it is on {decoder.device}, not on a GPU"
+    if torch.cuda.get_device_capability(decoder.device) != (9, 0):
+        return "its GPU is not Hopper"
+    return None
+
+
+def shared_bytes(schedule: Schedule, stages: int, warps: int, groups: int) -> int:
+    """Return at least the shared memory of a CTA: its stages, and what it keeps beside them."""
+    sizes = schedule.sizes
+    kept = (
+        schedule.length * INSTRUCTION_BYTES
+        + sizes.layers * LAYER_BYTES
+        + 2 * PARTS * warps * 4
+        + warps * groups * (sizes.dim + 4) * 4
+        + stages * 16
+        + 512
+    )
+    return stages * sizes.stage_bytes + -(-kept // 128) * 128
+
+
+def definitions(schedule: Schedule, decoder: Decoder, **others: Any) -> dict[str, Any]:
+    """Return what the source needs to be defined."""
+    sizes = schedule.sizes
+    return {
+        "HIDDEN": sizes.hidden,
+        "INNER": sizes.inner,
+        "HEADS": sizes.heads,
+        "GROUP": sizes.group,
+        "DIM": sizes.dim,
+        "VOCABULARY": sizes.vocabulary,
+        "LAYERS": sizes.layers,
+        "SPLITS": sizes.splits,
+        "SPLIT_KEYS": SPLIT_KEYS,
+        "STAGE_BYTES": sizes.stage_bytes,
+        "INSTRUCTIONS": schedule.length,
+        "EPSILON": f"{decoder.eps!r}f",
+        "SCALE": f"{decoder.scale * LOG2_E!r}f",
+        "EMBEDDING_SCALE": f"{float(decoder.embedding_scale)!r}f",
+        "ACTIVATION": ACTIVATIONS[decoder.activation],
+        "ADD_ONE": int(decoder.adds_one),
+        "WARPS": WARPS,
+        "GROUPS": GROUPS,
+        "SKIP_LOADS": 0,
+        "SKIP_MATH": 0,
+        "PROFILE": 0,
+        **others,
+    }
+
+
+@functools.lru_cache
+def checked(sizes: Sizes, num_sms: int) -> Schedule:
+    """Return the schedule of a model.
+
+    Raises:
+        RuntimeError: it is wrong.
+    """
+    schedule = schedule_of(sizes, num_sms)
+    why = why_wrong(schedule)
+    if why is not None:
+        raise RuntimeError(f"the schedule is wrong: {why}")
+    return schedule
+
+
+@functools.lru_cache
+def compiled(defined: tuple[tuple[str, Any], ...]) -> bytes:
+    """Return the machine code of the kernel with these definitions.
+
+    Raises:
+        KprofError: NVRTC is not there, or fails.
+    """
+    library = _nvrtc()
+    lines = "".join(f"#define {name} {value}\n" for name, value in defined)
+    source = (lines + SOURCE.read_text()).encode()
+    program = ctypes.c_void_p()
+
+    def call(name: str, *arguments: Any) -> int:
+        code: int = getattr(library, name)(*arguments)
+        return code
+
+    call("nvrtcCreateProgram", ctypes.byref(program), source, b"decode.cu", 0, None, None)
+    options = [f"--gpu-architecture={ARCHITECTURE}".encode(), b"--std=c++17"]
+    code = call("nvrtcCompileProgram", program, len(options), (ctypes.c_char_p * 2)(*options))
+    size = ctypes.c_size_t()
+    if code:
+        call("nvrtcGetProgramLogSize", program, ctypes.byref(size))
+        log = ctypes.create_string_buffer(size.value)
+        call("nvrtcGetProgramLog", program, log)
+        raise KprofError(
+            f"NVRTC cannot compile the persistent kernel: {log.value.decode()}",
+            fix="decode without it: `generate` of a swapped model uses CUDA graphs then",
+        )
+    call("nvrtcGetCUBINSize", program, ctypes.byref(size))
+    cubin = ctypes.create_string_buffer(size.value)
+    call("nvrtcGetCUBIN", program, cubin)
+    call("nvrtcDestroyProgram", ctypes.byref(program))
+    return cubin.raw
+
+
+def _nvrtc() -> ctypes.CDLL:
+    """Return NVRTC: of the packages that torch depends on, or of the loader's path."""
+    major = (torch.version.cuda or "13").split(".")[0]
+    found = importlib.util.find_spec("nvidia")
+    for folder in (found.submodule_search_locations or ()) if found else ():
+        for library in Path(folder).glob(f"*/lib/libnvrtc.so.{major}"):
+            # Which NVRTC looks for by name alone.
+            for builtins in library.parent.glob("libnvrtc-builtins.so.*"):
+                ctypes.CDLL(str(builtins))
+            return ctypes.CDLL(str(library))
+    try:
+        return ctypes.CDLL(f"libnvrtc.so.{major}")
+    except OSError:
+        raise KprofError(
+            "NVRTC is not found", fix="install torch for CUDA, which depends on nvidia-cuda-nvrtc"
+        ) from None
+
+
+class Persistent:
+    """The persistent kernel for one model and one cache."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        keys: Tensor,
+        values: Tensor,
+        state: Tensor,
+        stops: Tensor,
+        tokens: Tensor,
+        *,
+        rotations: tuple[Tensor, Tensor] | None = None,
+        patience_s: float = PATIENCE_S,
+        keeps_logits: bool = False,
+        stages: int | None = None,
+        **defined: Any,
+    ) -> None:
+        """Compile for a model, and check the schedule.
+
+        Args:
+            decoder: The model, for which `why_not` is None.
+            keys: The cache, (layers, heads, slots, dim).
+            values: As keys.
+            state: The state of the sequence, int32, as in the engine of several launches.
+            stops: Stop tokens, int32.
+            tokens: Pinned memory for the tokens, int64, (slots,).
+            rotations: Cosines and sines, (slots, dim) in float32; None: those of the model.
+            patience_s: Seconds after which a wait is a fault.
+            keeps_logits: Whether each step stores its logits in `memory`.
+            stages: Of the ring; None: as many as fit.
+            defined: Definitions of the source that differ.
+
+        Raises:
+            KprofError: the kernel cannot be compiled or loaded.
+            RuntimeError: the schedule is wrong.
+        """
+        device = decoder.device
+        properties = torch.cuda.get_device_properties(device)
+        num_sms = properties.multi_processor_count
+        self.decoder, self.device = decoder, device
+        self.schedule = checked(sizes_of(decoder, num_sms), num_sms)
+        warps, groups = defined.get("WARPS", WARPS), defined.get("GROUPS", GROUPS)
+        limit = properties.shared_memory_per_block_optin
+        if stages is None:
+            stages = 2
+            while shared_bytes(self.schedule, stages + 1, warps, groups) <= limit:
+                stages += 1
+        self.shared = shared_bytes(self.schedule, stages, warps, groups)
+        self.threads = 32 * (warps * groups + 1)
+        self.stages = stages
+        self._function = _loaded(
+            compiled(tuple(definitions(self.schedule, decoder, STAGES=stages, **defined).items())),
+            self.shared,
+        )
+        self.memory = Memory.poisoned(self.schedule.sizes, num_sms, decoder.dtype, device)
+        self.counters = torch.zeros(
+            self.schedule.num_counters * COUNTER_STRIDE, dtype=torch.int32, device=device
+        )
+        self.fault = torch.zeros(8, dtype=torch.int32, device=device)
+        self.host_fault = torch.zeros(8, dtype=torch.int32).pin_memory()
+        self.profile = torch.zeros(num_sms, 7, 3, dtype=torch.int64, device=device)
+        cos, sin = rotations or decoder.rotations(keys.shape[2])
+        table = torch.from_numpy(self.schedule.table()).to(device)
+        layers = torch.tensor(self._pointers(keys, values), dtype=torch.int64).to(device)
+        # Pointers into them are in the parameters.
+        self._kept = [keys, values, state, stops, tokens, cos, sin, table, layers]
+        memory = self.memory
+        tensors = {
+            "instructions": table,
+            "layers": layers,
+            "embedding": decoder.embedding,
+            "norm": decoder.norm,
+            "head": decoder.head.weight,
+            "cosines": cos,
+            "sines": sin,
+            "qkv": memory.qkv,
+            "partial": memory.partial,
+            "lse": memory.lse,
+            "middle": memory.middle,
+            "output": memory.output,
+            "logits": memory.logits if keeps_logits else None,
+            "gated": memory.gated,
+            "bests": memory.bests,
+            "counters": self.counters,
+            "state": state,
+            "stops": stops,
+            "tokens": tokens,
+            "fault": self.fault,
+            "host_fault": self.host_fault,
+            "profile": self.profile,
+        }
+        self.parameters = Parameters(
+            **{name: None if one is None else one.data_ptr() for name, one in tensors.items()},
+            patience=int(patience_s * 1e3 * _clock_khz(device)),
+            length=keys.shape[2],
+            window=decoder.layers[0].window or 0,
+            kept=tokens.shape[0],
+        )
+
+    def _pointers(self, keys: Tensor, values: Tensor) -> list[list[int]]:
+        found = []
+        for index, one in enumerate(self.decoder.layers):
+            weights = (one.q, one.k, one.v, one.o, one.gate, one.up, one.down)
+            tensors = [
+                *(one.before_attention, one.before_mlp, one.q_norm, one.k_norm),
+                *(weight.weight for weight in weights),
+                *(weight.bias for weight in weights),
+                *(keys[index], values[index]),
+            ]
+            found.append([0 if tensor is None else tensor.data_ptr() for tensor in tensors])
+        return found
+
+    def run(self, steps: int) -> None:
+        """Choose up to `steps` more tokens on the current stream, without waiting for them.
+
+        Raises:
+            KprofError: a launch before has had a fault, or this one fails.
+        """
+        self.check()
+        self.counters.zero_()
+        self.parameters.steps = steps
+        argument = (ctypes.c_void_p * 1)(ctypes.addressof(self.parameters))
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        num_sms = len(self.schedule.queues)
+        _driver_call(
+            "cuLaunchCooperativeKernel",
+            self._function,
+            *(num_sms, 1, 1, self.threads, 1, 1, self.shared),
+            ctypes.c_void_p(stream),
+            argument,
+        )
+
+    def check(self) -> None:
+        """Raise an error if a wait of the kernel has exceeded its limit."""
+        code, sm, place, step, seen, wanted = self.host_fault[:6].tolist()
+        if code:
+            raise KprofError(
+                f"the persistent kernel has stopped: {FAULTS.get(code, 'a fault')} on SM {sm}, "
+                f"instruction {place}, step {step}: {seen}, not {wanted}",
+                fix="stop other processes on this GPU, or decode without the persistent kernel",
+            )
+
+
+def _clock_khz(device: torch.device) -> int:
+    khz = getattr(torch.cuda.get_device_properties(device), "clock_rate", 0)
+    # The boost clock of an H100 in kHz, where torch does not tell.
+    return int(khz) or 1_980_000
+
+
+def _driver_call(name: str, *arguments: Any) -> None:
+    driver = ctypes.CDLL("libcuda.so.1")
+    code = getattr(driver, name)(*arguments)
+    if code:
+        text = ctypes.c_char_p()
+        driver.cuGetErrorString(code, ctypes.byref(text))
+        problem = (text.value or b"unknown error").decode()
+        raise KprofError(
+            f"the persistent kernel fails in {name}: {problem} ({code})",
+            fix="decode without it: `generate` of a swapped model uses CUDA graphs then",
+        )
+
+
+def _loaded(cubin: bytes, shared: int) -> ctypes.c_void_p:
+    """Return the kernel in the context of torch, allowed so much shared memory."""
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    _driver_call("cuModuleLoadData", ctypes.byref(module), cubin)
+    _driver_call("cuModuleGetFunction", ctypes.byref(function), module, b"decode")
+    _driver_call("cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED, shared)
+    return function
