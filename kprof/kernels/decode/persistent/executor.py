@@ -244,8 +244,9 @@ class Executor:
         del one, layer
         bests = self.memory.bests.view(-1, 2)
         found = bests.view(torch.int32)[:, 1]
-        largest = bests[:, 0].max()
-        self.tokens[sm] = int(found[bests[:, 0] == largest].min())
+        # Logits that are NaN are never the largest.
+        logits = bests[:, 0].nan_to_num(nan=-math.inf)
+        self.tokens[sm] = int(found[logits == logits.max()].min())
         self.slots[sm] += 1
 
 
