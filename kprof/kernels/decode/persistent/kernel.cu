@@ -224,8 +224,7 @@ __device__ __forceinline__ void await_counter(const Parameters& p, Shared& s, in
 __device__ __forceinline__ void signal(const Parameters& p, int counter) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
-        __threadfence();
-        asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(
+        asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(
                          p.counters + counter * COUNTER_STRIDE)
                      : "memory");
     }
