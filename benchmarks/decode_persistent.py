@@ -81,7 +81,7 @@ def finish(kernel):
 
 def compare(name, case, steps):
     """Compare each buffer of several steps, and the tokens, with the executor's."""
-    kernel = case.persistent(keeps_logits=True)
+    kernel = case.persistent()
     decoder = case.decoder
     schedule = schedule_of(sizes_of(decoder, len(kernel.schedule.queues)), 1)
     slot = case.prompt.shape[1] - 1
@@ -91,7 +91,7 @@ def compare(name, case, steps):
     case.rewind()
     for step in range(steps):
         expected = executor.step(random.Random(0))
-        kernel.run(1)
+        kernel.logits()
         finish(kernel)
         found = case.tokens(step + 1)[-1]
         worst = []
@@ -130,9 +130,9 @@ def values(model):
     """Compare Llama-3.2-1B with the executor, and logits with the model's."""
     case = Case(model, prompts(model))
     compare("llama-3.2-1b", case, 2)
-    kernel = case.persistent(keeps_logits=True)
+    kernel = case.persistent()
     case.rewind()
-    kernel.run(1)
+    kernel.logits()
     finish(kernel)
     with torch.no_grad():
         expected = model(input_ids=case.prompt, use_cache=False).logits[0, -1].float()

@@ -21,6 +21,7 @@ from kprof.kernels.decode._prefetch import (
     plan_of,
     tiles_of,
 )
+from kprof.kernels.decode.persistent.launch import Persistent
 from kprof.kernels.runtime import Launcher, kind_of, next_power_of_two, num_sms
 
 # log2(e): powers are of 2 in the kernels.
@@ -36,7 +37,7 @@ LEAST_LENGTH = 512
 MOST_SPLITS = 32
 MOST_STOPS = 16
 # Entries of a sequence's state that the host writes.
-SLOT, START, PADDING, CALL = 0, 3, 4, 5
+SLOT, START, PADDING, CALL, TOKEN = 0, 3, 4, 5, 6
 STATE_SIZE = 8
 # No token: the rest of a list of stop tokens.
 NONE = -1
@@ -176,6 +177,8 @@ class Engine:
         self._graphs: dict[Any, torch.cuda.CUDAGraph] = {}
         self._prompts: dict[tuple[int, bool], tuple[Tensor, Tensor | None]] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.is_cuda else None
+        self.persistent: Persistent | None = None
+        self._is_padded = False
 
     def _planned(self, distance: int) -> dict[Any, Tensor]:
         """Return the plan of each kernel that reads weights, by its first weight."""
@@ -245,6 +248,8 @@ class Engine:
         state = torch.zeros(batch, STATE_SIZE, dtype=torch.int32)
         state[:, SLOT], state[:, PADDING], state[:, CALL] = count - 1, padding, self._call
         state = state.to(tokens.device, non_blocking=True)
+        state[:, TOKEN] = tokens[:, -1]
+        self._is_padded = starts is not None
         if starts is not None:
             state[:, START] = starts.to(torch.int32)
         self.state.copy_(state)
@@ -295,6 +300,9 @@ class Engine:
             for _ in range(count):
                 self.step(sampling)
             return
+        if self.persistent is not None and sampling == GREEDY and not self._is_padded:
+            self.persistent.run(count)
+            return
         while count:
             steps = STEPS_OF_GRAPH if count >= STEPS_OF_GRAPH else 1
             key = (sampling, steps)
@@ -326,6 +334,15 @@ class Engine:
         with torch.cuda.graph(graph, pool=self._pool, stream=torch.cuda.current_stream()):
             work()
         self._graphs[key] = graph
+
+    def check(self) -> None:
+        """Raise an error if a wait of the persistent kernel has exceeded its limit.
+
+        Raises:
+            KprofError: it has.
+        """
+        if self.persistent is not None:
+            self.persistent.check()
 
     def step_ms(self) -> float:
         """Return the time of a step behind an empty prompt: the best of several."""

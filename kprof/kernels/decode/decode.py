@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kprof.errors import KprofError
 from kprof.kernels import OURS, Kernel, Provider, Shape, Work
 from kprof.kernels.decode._engine import (
     GREEDY,
@@ -28,6 +29,7 @@ from kprof.kernels.decode._engine import (
     tiling_of,
 )
 from kprof.kernels.decode._model import DTYPES, MOST_BATCH, Decoder, Weight
+from kprof.kernels.decode.persistent.launch import Persistent, why_not
 from kprof.kernels.runtime import IS_INTERPRETED
 
 if TYPE_CHECKING:
@@ -72,6 +74,8 @@ class Decoding:
         self._engines: dict[int, Engine] = {}
         # Of the prefetch, by batch.
         self._distances: dict[int, int] = {}
+        # Whether one launch is faster than graphs; None: not measured.
+        self._is_persistent: bool | None = None
         self._is_checked = False
 
     def engine(self, batch: int, length: int) -> Engine:
@@ -85,7 +89,28 @@ class Decoding:
                 self._distances[batch] = best_distance(self.decoder, batch)
             distance = self._distances[batch]
             engine = self._engines[batch] = Engine(self.decoder, batch, length, distance=distance)
+            self._choose(engine)
         return engine
+
+    def _choose(self, engine: Engine) -> None:
+        """Decode in one launch where that is supported and faster: measured, once a model."""
+        if engine.batch > 1 or why_not(self.decoder) is not None or self._is_persistent is False:
+            return
+        graphs_ms = 0.0 if self._is_persistent else engine.step_ms()
+        try:
+            engine.persistent = Persistent(
+                self.decoder,
+                *(engine.keys[:, 0], engine.values[:, 0]),
+                *(engine.state[0], engine.stops, engine.tokens[0]),
+                rotations=engine.rotations,
+            )
+            if self._is_persistent is None:
+                self._is_persistent = engine.step_ms() < graphs_ms
+        except KprofError:
+            # CUDA graphs do the same.
+            self._is_persistent = False
+        if not self._is_persistent:
+            engine.persistent = None
 
     def is_current(self) -> bool:
         """Return whether the weights are where they were: graphs read these addresses."""
@@ -113,6 +138,13 @@ class Decoding:
         error = (engine.logits[0] - expected).norm() / expected.norm()
         if not error <= MOST_ERROR[decoder.dtype]:
             self.problem = f"its logits differ by {error:.2g} from those of the kernels"
+        if engine.persistent is not None:
+            with engine.on_stream():
+                engine.begin(tokens, None, [], 0)
+                logits = engine.persistent.logits()
+            engine.wait()
+            if not (logits - expected).norm() / expected.norm() <= MOST_ERROR[decoder.dtype]:
+                engine.persistent, self._is_persistent = None, False
         return self.problem
 
 
@@ -343,6 +375,7 @@ def _awaited(engine: Engine, step: int) -> list[int]:
 
     Raises:
         RuntimeError: they have not arrived for half a minute.
+        KprofError: a wait of the persistent kernel has exceeded its limit.
     """
     latest = time.monotonic() + PATIENCE_S
     row = engine.arrived(step)
@@ -352,6 +385,7 @@ def _awaited(engine: Engine, step: int) -> list[int]:
                 # Raises if a kernel has failed.
                 torch.cuda.synchronize()
             raise RuntimeError(f"token {step} has not arrived within {PATIENCE_S:.0f} s")
+        engine.check()
         time.sleep(POLL_S)
         row = engine.arrived(step)
     return row

@@ -216,7 +216,6 @@ class Persistent:
         *,
         rotations: tuple[Tensor, Tensor] | None = None,
         patience_s: float = PATIENCE_S,
-        keeps_logits: bool = False,
         stages: int | None = None,
         **defined: Any,
     ) -> None:
@@ -231,7 +230,6 @@ class Persistent:
             tokens: Pinned memory for the tokens, int64, (slots,).
             rotations: Cosines and sines, (slots, dim) in float32; None: those of the model.
             patience_s: Seconds after which a wait is a fault.
-            keeps_logits: Whether each step stores its logits in `memory`.
             stages: Of the ring; None: as many as fit.
             defined: Definitions of the source that differ.
 
@@ -283,7 +281,7 @@ class Persistent:
             "lse": memory.lse,
             "middle": memory.middle,
             "output": memory.output,
-            "logits": memory.logits if keeps_logits else None,
+            "logits": None,
             "gated": memory.gated,
             "bests": memory.bests,
             "counters": self.counters,
@@ -334,6 +332,13 @@ class Persistent:
             ctypes.c_void_p(stream),
             argument,
         )
+
+    def logits(self) -> Tensor:
+        """Choose one more token; return its logits, float32."""
+        self.parameters.logits = self.memory.logits.data_ptr()
+        self.run(1)
+        self.parameters.logits = None
+        return self.memory.logits
 
     def check(self) -> None:
         """Raise an error if a wait of the kernel has exceeded its limit."""
