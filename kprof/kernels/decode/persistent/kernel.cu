@@ -36,6 +36,8 @@ constexpr int KEY_TEAMS = CONSUMERS / KEY_LANES;
 constexpr int KEYS_AHEAD = 2;
 constexpr float NEGATIVE = -1e30f;
 
+static_assert(STAGES % GROUPS == 0, "a slot must belong to one team");
+
 enum Op { QKV, ATTEND, O, GATED, DOWN, HEAD, NEXT, OPS };
 enum Fault { NONE, COUNTER_LATE, STAGE_LATE, SLOT_LATE, DRAIN_LATE };
 // Entries of the state of the sequence, as in the kernels of several launches, and the last token.
@@ -611,9 +613,12 @@ struct Consumer {
             const int count = min(SEGMENT, one.count - segment);
             const int each = (count + T::ROWS - 1) / T::ROWS;
             const int tiles = OP == GATED ? 2 * each : each;
+            // A team always has the same slots: it has then seen the fill before the one it waits
+            // for, whose parity is that of the last but one.
+            const int skipped = (team + GROUPS - at.slot % GROUPS) % GROUPS;
             Place tile = at;
-            tile.advance(team);
-            for (int i = team; i < tiles; i += GROUPS, tile.advance(GROUPS)) {
+            tile.advance(skipped);
+            for (int i = skipped; i < tiles; i += GROUPS, tile.advance(GROUPS)) {
                 const int first = OP == GATED ? i % 2 * (PARTS / 2) + i / 2 * T::ROWS : i * T::ROWS;
                 multiply<K>(tile, x, s.parts[buffer] + first);
             }

@@ -245,9 +245,10 @@ class Persistent:
         warps, groups = defined.get("WARPS", WARPS), defined.get("GROUPS", GROUPS)
         limit = properties.shared_memory_per_block_optin
         if stages is None:
-            stages = 2
-            while shared_bytes(self.schedule, stages + 1, warps, groups) <= limit:
-                stages += 1
+            stages = groups
+            # A slot belongs to one team.
+            while shared_bytes(self.schedule, stages + groups, warps, groups) <= limit:
+                stages += groups
         self.shared = shared_bytes(self.schedule, stages, warps, groups)
         self.threads = 32 * (warps * groups + 1)
         self.stages = stages
