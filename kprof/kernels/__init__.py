@@ -31,6 +31,7 @@ HOMES = {
     "attention_forward": "attention.attention_forward",
     "attention_fp8": "attention.attention_fp8",
     "bias_gelu": "gelu",
+    "cast_weights": "cast_weights",
     "cross_entropy": "cross_entropy.cross_entropy",
     "decode": "decode.decode",
     "decode_attention": "decode_attention.decode_attention",

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, functional
 
 from kprof.kernels.swap.dispatch import PLAIN, cast_of
 from kprof.kernels.swap.patches import innermost, is_passed_over
@@ -37,6 +37,9 @@ LINEARS = {
     ("torch.nn.modules.linear", "Linear"),
     ("transformers.pytorch_utils", "Conv1D"),
 }
+
+# Attribute of a swapped forward that can leave the gradient of its bias to its caller.
+DETACHES = "kprof_detaches"
 
 # First line and column, last line and column: `f(x)` and `f(x).g()` have the same start.
 Place = tuple[int, int, int, int]
@@ -320,6 +323,16 @@ def child_of(module: Module, name: str) -> Module | None:
 def is_linear(module: Module) -> bool:
     """Return whether a module multiplies its input by a weight and does nothing else."""
     return (type(module).__module__, type(module).__name__) in LINEARS
+
+
+def multiply(layer: Module, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return what one of `LINEARS` computes, with another weight and bias."""
+    if type(layer) is torch.nn.Linear:
+        return functional.linear(x, weight, bias)
+    assert bias is not None
+    # Hugging Face's Conv1D, whose weight is transposed.
+    rows = torch.addmm(bias, x.view(-1, x.size(-1)), weight)
+    return rows.view(*x.shape[:-1], weight.shape[-1])
 
 
 class _Step(NamedTuple):

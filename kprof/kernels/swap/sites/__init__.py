@@ -25,6 +25,7 @@ FAMILIES = {
     "group_norms": ("group_norm_silu",),
     "heads": ("linear_cross_entropy",),
     "linears": ("fp8_linear",),
+    "casts": ("cast_weights",),
     "losses": ("cross_entropy",),
     "norms": ("rmsnorm", "layernorm"),
     "optimizers": ("adamw",),

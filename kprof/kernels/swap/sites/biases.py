@@ -14,10 +14,9 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
-from torch.nn import Module, Parameter, functional
+from torch.nn import Module, Parameter
 
 from kprof.kernels.gelu import with_bias_inside
 from kprof.kernels.swap.dispatch import PLAIN, Decision, Dispatcher, changes_of, key_of
@@ -36,7 +35,16 @@ from kprof.kernels.swap.sites.readers import (
     tree_for,
     trees_of,
 )
-from kprof.kernels.swap.uses import Narrowing, Place, child_of, is_linear, narrowing, readers_of
+from kprof.kernels.swap.uses import (
+    DETACHES,
+    Narrowing,
+    Place,
+    child_of,
+    is_linear,
+    multiply,
+    narrowing,
+    readers_of,
+)
 
 BIAS_GELU = "bias_gelu"
 # The attribute of a linear layer's result that holds the bias.
@@ -122,7 +130,11 @@ class _Pairing:
         if seen is not None and seen.function is None:
             seen.num_calls += 1
             return layer(x)
-        result = _multiply(layer, x, weight, bias.detach())
+        own = layer.__dict__.get("forward")
+        if own is None:
+            result = multiply(layer, x, weight, bias.detach())
+        else:
+            result = own.__func__(layer, x, **{DETACHES: True})
         setattr(result, BIAS, (bias, sort))
         return result
 
@@ -154,7 +166,9 @@ class _Pairing:
     def _why_original(self, layer: Any, x: Any, weight: Any, bias: Any) -> str | None:
         activation = self._activation()
         is_known = layer is self._layer() and activation is not None
-        if not is_known or not is_linear(layer) or "forward" in layer.__dict__:
+        own = layer.__dict__.get("forward")
+        is_other = own is not None and not hasattr(own, DETACHES)
+        if not is_known or not is_linear(layer) or is_other:
             return WATCHED
         if not (is_passed_over(layer) and is_passed_over(activation)):
             return WATCHED
@@ -166,15 +180,6 @@ class _Pairing:
 def call_child(child: Any, x: Any) -> Any:
     """Call a module."""
     return child(x)
-
-
-def _multiply(layer: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Compute what a linear layer does, with another bias."""
-    if type(layer) is torch.nn.Linear:
-        return functional.linear(x, weight, bias)
-    # Hugging Face's Conv1D, whose weight is transposed.
-    rows = torch.addmm(bias, x.view(-1, x.size(-1)), weight)
-    return rows.view(*x.shape[:-1], weight.shape[-1])
 
 
 def _site(
