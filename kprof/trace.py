@@ -210,6 +210,9 @@ class Prediction:
     """Whether all figures are of an unrecorded step, as such steps were timed."""
     reason: str | None = None
     """Why nothing could be predicted."""
+    what: str = ""
+    """The sort of change: faster, roofline, removed, replaced, graphed, without, filled, or
+    together for several; empty in runs of earlier versions."""
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,19 @@ import jinja2
 from markupsafe import Markup, escape
 
 from kprof.errors import KprofError
+from kprof.report.kernel_names import readable
 from kprof.report.redaction import redacted
-from kprof.report.section import Column, Facts, Figure, Part, Section, Table, Text, is_in_terminal
-from kprof.report.units import readable
+from kprof.report.section import (
+    Bar,
+    Column,
+    Facts,
+    Figure,
+    Part,
+    Section,
+    Table,
+    Text,
+    is_in_terminal,
+)
 from kprof.storage import cache_folder
 
 
@@ -154,6 +164,7 @@ def render_page(title: str, sections: list[Section], subtitle: str = "") -> str:
             for anchor in [re.sub(r"\W+", "-", section.title.lower()).strip("-")]
         ],
         has_figures=any(isinstance(part, Figure) for s in sections for part in s.parts),
+        has_tables=any(isinstance(part, Table) for s in sections for part in s.parts),
     )
 
 
@@ -204,6 +215,8 @@ def _parts(section: Section, anchor: str) -> Iterator[dict[str, Any]]:
             yield {"is_facts": True, "facts": part.items, "columns": columns}
         elif isinstance(part, Table):
             yield {"is_table": True, "anchor": here, **_table(part)}
+        elif isinstance(part, Bar):
+            yield {"is_bar": True, "caption": part.caption, "segments": part.segments}
         else:
             yield {"is_figure": True, "anchor": here, **_figure(part)}
 
@@ -219,18 +232,30 @@ def _keep_units(text: str) -> str:
 
 
 def _table(table: Table) -> dict[str, Any]:
-    longest = max(table.share, default=0.0) or 1.0
-    percents = [f"{100 * share / longest:.1f}" for share in table.share]
+    longest = max(map(abs, table.share), default=0.0) or 1.0
+    percents = [f"{100 * abs(share) / longest:.1f}" for share in table.share]
+    rows = [
+        {
+            "cells": _cells(table.columns, row),
+            "percent": percents[i] if percents else "",
+            "change": _change_of(table.share[i]) if table.has_signed_share else "",
+        }
+        for i, row in enumerate(table.rows)
+    ]
     return {
+        "folded": table.folded,
         "columns": table.columns,
         "caption": table.caption,
         "bars": bool(table.share),
         "is_long": len(table.rows) > ROWS_SHOWN + ROWS_SPARED,
-        "rows": [
-            {"cells": _cells(table.columns, row), "percent": percents[i] if percents else ""}
-            for i, row in enumerate(table.rows)
-        ],
+        "rows": rows[:-1] if table.has_total else rows,
+        "total": rows[-1:] if table.has_total else [],
     }
+
+
+def _change_of(share: float) -> str:
+    """Return how a bar of a change is drawn."""
+    return "more" if share > 0 else "less" if share < 0 else ""
 
 
 def _cells(columns: tuple[Column, ...], row: tuple[str, ...]) -> list[tuple[Column, str]]:

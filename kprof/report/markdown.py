@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from kprof.report.redaction import redacted
-from kprof.report.section import Column, Facts, Figure, Section, Table, Text
+from kprof.report.section import Bar, Column, Facts, Part, Section, Table, Text
 
 MOST_ROWS = 25
 TONES = {"warning": "⚠ "}
@@ -25,12 +25,16 @@ def render_markdown(title: str, sections: list[Section]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _block(part: Text | Facts | Table | Figure) -> str:
+def _block(part: Part) -> str:
     if isinstance(part, Text):
         return TONES.get(part.tone, "") + _plain(part.text)
     if isinstance(part, Facts):
         columns = (Column("What"), Column("Value"), Column("Explanation"))
         return _grid(columns, part.items)
+    if isinstance(part, Bar):
+        return "\n".join(
+            f"- {_plain(f'{one.label}: {one.shown}, {one.detail}')}" for one in part.segments
+        )
     if isinstance(part, Table) and part.rows:
         left_out = len(part.rows) - MOST_ROWS
         are = "more row is" if left_out == 1 else "more rows are"

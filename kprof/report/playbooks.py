@@ -56,6 +56,8 @@ class Playbook:
     """What the rule looks for, for the table of all rules."""
     threshold: str
     """From which share of the time on, and why."""
+    change: str
+    """The change that saves the time, in words for a summary."""
 
     @property
     def parts(self) -> tuple[tuple[str, str], ...]:
@@ -100,4 +102,4 @@ def _read(path: Path) -> Playbook:
     _, front, text = path.read_text(encoding="utf-8").split("---\n", 2)
     told = dict(line.split(": ", 1) for line in front.splitlines())
     title = next((line[2:].strip() for line in text.splitlines() if line.startswith("# ")), "")
-    return Playbook(path.stem, title, text, told["fires_on"], told["threshold"])
+    return Playbook(path.stem, title, text, told["fires_on"], told["threshold"], told["change"])

@@ -27,6 +27,7 @@ from kprof.analyze.roofline.utilisation import (
     measure_utilisation,
     share_of_time,
 )
+from kprof.report.summary import summarize
 from kprof.trace import Trace
 
 SCHEMA = 2
@@ -47,6 +48,7 @@ def result_of(trace: Trace, ledger: Ledger) -> dict[str, object]:
         "clocks": trace.meta.clocks,
         "untimed": trace.meta.untimed,
         "ceilings": asdict(trace.meta.device) if trace.meta.device else None,
+        "summary": asdict(summarize(trace)),
         "recording": _recording(trace),
         "ledger": truth_columns(trace, ledger) | {"buckets": ledger.buckets},
         "denominator": _denominator(trace),

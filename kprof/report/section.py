@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph; `tone` is plain, good, warning or muted (left out of the terminal)."""
+    """A paragraph; `tone` is plain, good, warning, item (one of a list) or muted.
+
+    A terminal leaves muted ones out.
+    """
 
     text: str
     tone: str = "plain"
@@ -46,7 +49,10 @@ class Column:
 class Table:
     """Rows of formatted cells; `share` (0 to 1 a row, or empty) draws a bar in each row.
 
-    `terminal_rows`: how many the terminal shows; 0 leaves the table to the page.
+    With `has_signed_share` shares are from -1 to 1 and of changes: less time is drawn to the left.
+
+    `terminal_rows`: how many the terminal shows; 0 leaves the table to the page. `has_total`: the
+    last row adds up the others. `folded`: the page hides the table under these words, until asked.
     """
 
     columns: tuple[Column, ...]
@@ -54,6 +60,9 @@ class Table:
     caption: str = ""
     share: tuple[float, ...] = ()
     terminal_rows: int = 10
+    has_total: bool = False
+    folded: str = ""
+    has_signed_share: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,27 @@ class Figure:
     height_px: int = 420
 
 
-Part = Text | Facts | Table | Figure
+@dataclass(frozen=True)
+class Segment:
+    """A part of a bar: its name, its share as a number and in text, and a detail."""
+
+    label: str
+    share: float
+    shown: str
+    detail: str
+    colour: str
+    is_idle: bool = False
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar whose segments add up to the whole; it needs no script."""
+
+    segments: tuple[Segment, ...]
+    caption: str
+
+
+Part = Text | Facts | Table | Figure | Bar
 
 
 @dataclass(frozen=True)
@@ -87,7 +116,7 @@ def is_in_terminal(part: Part) -> bool:
     if isinstance(part, Text):
         return part.tone != "muted"
     is_table = isinstance(part, Table) and bool(part.rows and part.terminal_rows)
-    return is_table or isinstance(part, Facts)
+    return is_table or isinstance(part, (Facts, Bar))
 
 
 def sections_of(trace: Trace, *, for_page: bool = True) -> list[Section]:

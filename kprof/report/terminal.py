@@ -11,8 +11,9 @@ from rich.rule import Rule
 from rich.table import Table as Grid
 from rich.text import Text as Line
 
-from kprof.report.section import Column, Facts, Section, Table, Text, is_in_terminal
-from kprof.report.units import UNKNOWN, readable, shorten
+from kprof.report.kernel_names import readable
+from kprof.report.section import Bar, Column, Facts, Section, Segment, Table, Text, is_in_terminal
+from kprof.report.units import UNKNOWN, shorten
 
 INDENT = "  "
 NAME_WIDTH = 28
@@ -29,7 +30,9 @@ JOINED = "\ufdd0"
 """Stands between a number and its unit while lines are broken; no text holds it."""
 
 _STYLES = {"plain": "", "good": "green", "warning": "yellow", "muted": "dim"}
-_ASCII = str.maketrans({"µ": "u", "…": "~", "—": "-", "·": "-", "≤": "<", "→": ">"})
+_ASCII = str.maketrans(
+    {"µ": "u", "…": "~", "—": "-", "·": "-", "≤": "<", "→": ">"} | {"▓": "=", "▒": "+", "░": "."}
+)
 
 
 def print_summary(title: str, sections: list[Section], console: Console) -> None:
@@ -53,8 +56,46 @@ def _print_part(part: object, console: Console) -> None:
             console.print(Line(INDENT) + row)
     elif isinstance(part, Facts):
         console.print(Padding(_facts_grid(part, console), (0, 0, 0, 2), expand=False))
+    elif isinstance(part, Bar):
+        _print_bar(part, console)
     elif isinstance(part, Table):
         _print_table(part, console)
+
+
+# Neighbours differ also without colour; idle time has the lightest.
+FILLS, IDLE_FILL = "█▓▒", "░"
+BAR_MAX_WIDTH = 100
+
+
+def _print_bar(bar: Bar, console: Console) -> None:
+    """Print one bar over the width, and below it the segments by name, in columns."""
+    width = min(console.width - len(INDENT), BAR_MAX_WIDTH)
+    ends = [
+        round(width * sum(one.share for one in bar.segments[: i + 1]))
+        for i in range(len(bar.segments))
+    ]
+    drawn, legend = Line(INDENT), []
+    for number, (segment, end) in enumerate(zip(bar.segments, ends, strict=True)):
+        fill = _printable(IDLE_FILL if segment.is_idle else FILLS[number % len(FILLS)], console)
+        drawn.append(fill * (end - (len(drawn) - len(INDENT))), style=segment.colour)
+        legend.append((Line(fill, style=segment.colour), segment))
+    console.print(drawn, no_wrap=True, crop=True)
+    _print_legend(legend, width, console)
+
+
+def _print_legend(legend: list[tuple[Line, Segment]], width: int, console: Console) -> None:
+    cells = [
+        mark + _line(f" {one.label} {one.shown}, {one.detail}", console) for mark, one in legend
+    ]
+    longest = max(cell.cell_len for cell in cells) + 2
+    columns = max(width // longest, 1)
+    for start in range(0, len(cells), columns):
+        row = Line(INDENT)
+        for cell in cells[start : start + columns]:
+            cell.pad_right(longest - cell.cell_len)
+            row.append_text(cell)
+        row.rstrip()
+        console.print(row)
 
 
 def _broken(line: Line, console: Console, width: int) -> list[Line]:
@@ -178,9 +219,12 @@ def _least_width(column: Column, cells: list[str]) -> int:
 
 
 def _bar(table: Table, number: int, console: Console) -> Line:
-    longest = max(table.share) or 1.0
-    length = round(BAR_WIDTH * table.share[number] / longest)
-    return Line(_printable("█", console) * length, style="cyan", no_wrap=True)
+    share, longest = table.share[number], max(map(abs, table.share)) or 1.0
+    length = round(BAR_WIDTH * abs(share) / longest)
+    style = "cyan"
+    if table.has_signed_share:
+        style = "green" if share < 0 else "yellow"
+    return Line(_printable("█", console) * length, style=style, no_wrap=True)
 
 
 def _line(text: str, console: Console, style: str = "") -> Line:

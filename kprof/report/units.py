@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ MISSING = "—"
 UNKNOWN = "not known"
 
 _TIME_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"))
-_KNOWN_NAMESPACES = ("at::native::", "(anonymous namespace)::", "c10::", "std::", "at::cuda::")
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -131,41 +129,34 @@ def format_count(count: int, noun: str, plural: str = "") -> str:
 
 def round_shares(amounts: Sequence[int]) -> list[str]:
     """Format each amount's share in tenths of a percent so that those shown add up to 100.0."""
+    tenths = tenths_of_a_percent(amounts)
+    return [format_tenths(one) for one in tenths] if tenths else [MISSING] * len(amounts)
+
+
+def tenths_of_a_percent(amounts: Sequence[int]) -> list[int]:
+    """Return each amount's share in tenths of a percent, rounded so that they add up to 1,000.
+
+    Empty where the amounts add up to nothing.
+    """
     total = sum(amounts)
     if total <= 0:
-        return [MISSING] * len(amounts)
+        return []
     exact = [1000 * amount / total for amount in amounts]
     tenths = [int(value) for value in exact]
     by_remainder = sorted(range(len(exact)), key=lambda i: tenths[i] - exact[i])
     for i in by_remainder[: 1000 - sum(tenths)]:
         tenths[i] += 1
-    return [f"{value / 10:.1f} %" for value in tenths]
+    return tenths
+
+
+def format_tenths(tenths: int) -> str:
+    """Format a share given in tenths of a percent."""
+    return f"{tenths / 10:.1f} %"
 
 
 def or_missing(value: Any) -> str:  # noqa: ANN401 - a cell of pandas
     """Return the text of a value of a table, a dash for a missing one."""
     return MISSING if value is None or pd.isna(value) else str(value)
-
-
-@lru_cache(maxsize=4096)
-def readable(name: str) -> str:
-    """Return a C++ kernel's name without what all of them share: result, namespaces, parameters."""
-    if "::" not in name and not name.startswith("void "):
-        return name
-    text = _without_parameters(name.removeprefix("void "))
-    for namespace in _KNOWN_NAMESPACES:
-        text = text.replace(namespace, "")
-    return text or name
-
-
-def _without_parameters(name: str) -> str:
-    """Cut the list of parameters off the end of a function's name."""
-    depth = 0
-    for place in range(len(name) - 1, 0, -1) if name.endswith(")") else ():
-        depth += {")": 1, "(": -1}.get(name[place], 0)
-        if depth == 0:
-            return name[:place]
-    return name
 
 
 def shorten(name: str, width: int) -> str:

@@ -212,10 +212,11 @@ def test_a_run_that_cannot_be_written_is_answered_and_keeps_nothing(run, capsys,
 
 
 def test_how_much_of_a_roofline_is_known_stands_only_beside_rooflines():
-    at_its_roofline = Prediction("kernel:mm", "at its roofline", 100, 80, 70, 5, known_share=0.9)
+    at_its_roofline = prediction(known_share=0.9, what="roofline")
+    named_so = Prediction("kernel:roofline", "beside the roofline", 100, 80, 70, 5, what="faster")
     headers = [
         [column.header for column in section_of(told).parts[1].columns]
-        for told in ([prediction()], [prediction(), at_its_roofline])
+        for told in ([named_so], [named_so, at_its_roofline])
     ]
     assert headers[0] == ["What", "Change", "Step", "Saves", "Between", "Amdahl"]
     assert headers[1] == [*headers[0], "Roofline known for"]

@@ -51,8 +51,9 @@ def test_a_command_of_a_page_is_one_that_kprof_understands():
     }
 
 
-def test_a_page_says_on_what_its_rule_fires_and_from_which_threshold_on():
-    assert {page.name for page in PAGES if not (page.fires_on and page.threshold)} == set()
+def test_a_page_says_on_what_its_rule_fires_from_which_threshold_on_and_what_to_change():
+    told = {page.name: (page.fires_on, page.threshold, page.change) for page in PAGES}
+    assert {name for name, words in told.items() if not all(words)} == set()
 
 
 def test_a_page_refers_to_files_and_pages_that_exist():

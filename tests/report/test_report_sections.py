@@ -84,6 +84,7 @@ def test_the_window_of_several_ranks_is_that_of_the_longest():
 
 GPU_OF_RANK = "GPU 0 of rank {}"
 KNOWN_ORDER = [
+    "Summary",
     "Run",
     "Utilisation",
     "Data quality",

@@ -64,7 +64,7 @@ def test_a_long_name_keeps_both_its_ends():
     line = printed((kernel_table(),)).splitlines()[3]
     assert line.strip().startswith("vectorized_")
     assert "…" in line
-    assert "xxx  50.0 %" in line
+    assert "(tail)  50.0 %" in line
 
 
 def test_names_that_leave_no_room_for_a_number_give_way_to_it():

@@ -15,7 +15,6 @@ from kprof.report.units import (
     format_share,
     format_time,
     or_missing,
-    readable,
     round_shares,
     shorten,
 )
@@ -82,25 +81,6 @@ def test_shares_of_anything_add_up_to_a_hundred(amounts):
 def test_a_name_is_cut_in_its_middle():
     assert shorten("abcdefghij", 10) == "abcdefghij"
     assert shorten("abcdefghijk", 7) == "abcd…jk"
-
-
-def test_a_kernels_readable_name_leaves_out_result_namespaces_and_parameters():
-    name = (
-        "void at::native::(anonymous namespace)::vectorized_kernel<8, "
-        "at::native::CUDAFunctor_add<c10::BFloat16>, std::array<char*, 3ul> >(int, float (*)(int))"
-    )
-    assert readable(name) == "vectorized_kernel<8, CUDAFunctor_add<BFloat16>, array<char*, 3ul> >"
-
-
-def test_other_names_are_readable_as_they_are():
-    for name in (
-        "aten::mm",
-        "Memcpy HtoD (Pinned -> Device)",
-        "nvjet_sm90_tst",
-        "layers.0.mlp",
-        "",
-    ):
-        assert readable(name) == name
 
 
 def test_only_a_missing_cell_is_a_dash():

@@ -32,6 +32,8 @@ LONGEST_SUM_NS = 2**61
 
 FASTER, ROOFLINE, REMOVED, REPLACED = "faster", "roofline", "removed", "replaced"
 GRAPHED, WITHOUT, FILLED = "graphed", "without", "filled"
+# Several changes in one prediction.
+TOGETHER = "together"
 # As it is asked for.
 GRAPHS = "graphs"
 # A copy to the host, whose result the host may use afterwards.

@@ -31,6 +31,7 @@ from kprof.analyze.whatif.changes import (
     REMOVED,
     REPLACED,
     ROOFLINE,
+    TOGETHER,
     WITHOUT,
     Change,
     Target,
@@ -71,6 +72,7 @@ def predict(changes: Sequence[Change], baseline: Baseline) -> Prediction:
         uncertainty_ns=None,
         known_share=known,
         is_without_recording=baseline.added_ns != 0,
+        what=changes[0].what if len(changes) == 1 else TOGETHER,
     )
     reason = baseline.refusal or _obstacle(changes, baseline, known)
     if reason is not None:

@@ -16,10 +16,11 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
+from kprof.report.kernel_names import readable
 from kprof.report.partner import parts as nouns
 from kprof.report.partner.parts import Box, Drawing, Mark, Shape, Stroke
 from kprof.report.section import Facts, Table, Text
-from kprof.report.units import MISSING, readable, shorten
+from kprof.report.units import MISSING, shorten
 
 
 def to_svg(drawing: Drawing, style: str, label: str) -> Markup:

@@ -204,7 +204,7 @@ def change_in_words(interval: Interval, metric: Metric) -> str:
     """Say a change with its interval: '12 % less time (11 % to 13 %)', '24 times as fast'."""
     what = "time" if metric.unit == "ns" else metric.name.removesuffix(" of a step")
     if interval.ratio <= 1 / MANY_TIMES or interval.ratio >= MANY_TIMES:
-        if metric.unit == "ns" and interval.ratio < 1:
+        if is_many_times_as_fast(interval, metric):
             low, middle, high = within(1 / interval.high, 1 / interval.ratio, 1 / interval.low)
             return f"{middle} times as fast ({low} to {high})"
         low, middle, high = within(interval.low, interval.ratio, interval.high)
@@ -218,6 +218,11 @@ def change_in_words(interval: Interval, metric: Metric) -> str:
         low, middle, high = (text.lstrip("-") for text in (high, middle, low))
         return f"{middle} % less {what} ({low} % to {high} %)"
     return f"{middle} % more {what} ({low} % to {high} %)"
+
+
+def is_many_times_as_fast(interval: Interval, metric: Metric) -> bool:
+    """Tell whether `change_in_words` says a gain as 'N times as fast'."""
+    return metric.unit == "ns" and interval.ratio <= 1 / MANY_TIMES
 
 
 def _signed(percent: str) -> str:

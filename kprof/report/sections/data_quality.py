@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from kprof.analyze.capture_quality.audit import Check, Verdict, audit
+from kprof.analyze.capture_quality.audit import Check, audit
 from kprof.analyze.capture_quality.unanswered import Unanswered, find_unanswered
 from kprof.report.section import Column, Part, Section, Table, Text
+from kprof.report.summary import VERDICTS
 from kprof.report.units import format_count
 from kprof.trace import Trace
 
 TITLE = "Data quality"
 ORDER = 25
-
-# The worst first.
-VERDICTS: tuple[Verdict, ...] = ("bad", "limited", "unknown", "good")
 
 
 def render(trace: Trace) -> Section:
@@ -23,7 +21,12 @@ def render(trace: Trace) -> Section:
     parts: list[Part] = [Text(_lead(checks))]
     parts += [Text(_told(check), "warning") for check in checks if check.verdict == "bad"]
     parts += [Text(_told(check)) for check in checks if check.verdict == "limited"]
-    parts.append(_check_table(checks))
+    doubtful = [check for check in checks if check.verdict != "good"]
+    passed = [check for check in checks if check.verdict == "good"]
+    if doubtful:
+        parts.append(_check_table(doubtful))
+    if passed:
+        parts.append(_passed(passed))
     questions = find_unanswered(trace)
     if questions:
         parts += [Text(_open(questions)), _question_table(questions)]
@@ -44,6 +47,13 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
+def _passed(checks: list[Check]) -> Table:
+    columns = (Column("Check"), Column("Found", "prose"))
+    rows = tuple((check.name, check.evidence) for check in checks)
+    folded = f"{format_count(len(checks), 'check')} passed"
+    return Table(columns, rows, terminal_rows=0, folded=folded)
+
+
 def _check_table(checks: list[Check]) -> Table:
     columns = (
         Column("Check"),
@@ -55,8 +65,8 @@ def _check_table(checks: list[Check]) -> Table:
     ordered = sorted(checks, key=lambda check: VERDICTS.index(check.verdict))
     rows = tuple((c.name, c.verdict, c.evidence, c.meaning, c.fix) for c in ordered)
     caption = (
-        "Good: no effect on results. Limited: read affected results with care. Bad: do not use "
-        "affected results. Unknown: not recorded."
+        "Limited: read affected results with care. Bad: do not use affected results. Unknown: not "
+        "recorded."
     )
     return Table(columns, rows, caption, terminal_rows=0)
 

@@ -135,11 +135,11 @@ def format_saving(saving: Saving | None) -> str:
     """Format the interval of a saving in time and as a share, or as unknown."""
     if saving is None or saving.high_ns is None:
         return UNKNOWN
-    time, share = _interval(saving)
+    time, share = saving_interval(saving)
     return f"{time} ({share})"
 
 
-def _interval(saving: Saving | None) -> tuple[str, str]:
+def saving_interval(saving: Saving | None) -> tuple[str, str]:
     """Return a saving's interval in time, and as a share of the step."""
     if saving is None or saving.high_ns is None:
         return UNKNOWN, MISSING
@@ -193,7 +193,7 @@ def _savings(diagnosis: Diagnosis, where: str) -> Table:
         (
             one.rule,
             _cost_cell(one, diagnosis),
-            *_interval(one.saving),
+            *saving_interval(one.saving),
             format_worth(one.saving.worth if one.saving else None),
             one.confidence,
             one.effort,
@@ -288,8 +288,8 @@ def _not_applicable(diagnosis: Diagnosis) -> list[Part]:
         rules.setdefault((one.because, one.fix), []).append(one.rule)
     rows = tuple((", ".join(names), *why) for why, names in rules.items())
     number = format_count(len(diagnosis.not_applicable), "rule")
-    caption = f"{number} not applicable to this recording."
-    return [Table(columns, rows, caption, terminal_rows=0)]
+    folded = f"{number} not applicable to this recording"
+    return [Table(columns, rows, f"{folded}.", terminal_rows=0, folded=folded)]
 
 
 def _cost_cell(finding: Finding, diagnosis: Diagnosis) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from kprof.analyze.groupings import find_dominant, group_kernels
+from kprof.report.kernel_names import readable
 from kprof.report.section import Column, Section, Table, Text
 from kprof.report.units import (
     and_before,
@@ -14,7 +15,6 @@ from kprof.report.units import (
     format_share_of_limit,
     format_time,
     or_missing,
-    readable,
     shorten,
     whose_time,
 )

@@ -24,6 +24,7 @@ from kprof.report.figures import (
     margins,
     mark_place,
 )
+from kprof.report.kernel_names import readable
 from kprof.report.section import Figure, Part, Section, Text
 from kprof.report.units import (
     format_amount,
@@ -31,7 +32,6 @@ from kprof.report.units import (
     format_share,
     format_share_of_limit,
     format_time,
-    readable,
     shorten,
     whose_time,
 )

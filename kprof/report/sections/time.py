@@ -59,11 +59,21 @@ def render(trace: Trace) -> Section:
 
 
 def _labels(split: pd.DataFrame, trace: Trace) -> pd.Series[str]:
-    idle = "idle (" + split["part"].fillna(NO_CAUSE) + ")"
-    if trace.is_host_only:
-        idle = idle.mask(split["part"].isna(), HOST_IDLE)
-    labels: pd.Series[str] = split["part"].fillna(NO_KIND).where(~split["is_idle"], idle)
-    return labels.mask(split["part"] == IMBALANCE, IMBALANCE)
+    named = zip(split["part"], split["is_idle"], strict=True)
+    labels = [
+        label_of(None if pd.isna(part) else str(part), is_idle=is_idle, in_host=trace.is_host_only)
+        for part, is_idle in named
+    ]
+    return pd.Series(labels, index=split.index, dtype=object)
+
+
+def label_of(part: str | None, *, is_idle: bool, in_host: bool) -> str:
+    """Name a kind of activity, or a cause of idle time; None is an unknown one."""
+    if not is_idle:
+        return part or NO_KIND
+    if part == IMBALANCE:
+        return IMBALANCE
+    return HOST_IDLE if part is None and in_host else f"idle ({part or NO_CAUSE})"
 
 
 def _sum_by(split: pd.DataFrame, by: list[str]) -> pd.DataFrame:
@@ -134,6 +144,7 @@ def _part_table(trace: Trace, by_part: pd.DataFrame) -> Table:
         ),
         share=(*(time_ns / total_ns for time_ns in times), 0.0),
         terminal_rows=20,
+        has_total=True,
     )
 
 

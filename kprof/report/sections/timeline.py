@@ -17,8 +17,9 @@ from kprof.report.figures import (
     literal,
     margins,
 )
+from kprof.report.kernel_names import readable
 from kprof.report.section import Figure, Section, Text
-from kprof.report.units import format_count, format_time, readable, shorten
+from kprof.report.units import format_count, format_time, shorten
 from kprof.trace import Trace
 
 TITLE = "Timeline"

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from kprof.analyze.attribution.steps import find_steps
 from kprof.analyze.capture_quality.unanswered import why_no_timeline
+from kprof.analyze.whatif.changes import ROOFLINE, TOGETHER, WITHOUT
 from kprof.report.section import Column, Part, Section, Table, Text
 from kprof.report.units import MISSING, format_range, format_share, format_time
 from kprof.trace import Prediction, Trace
@@ -102,16 +103,16 @@ def _table(told: list[Prediction], num_rows: int, whole: str) -> Table:
             format_share(saving(one)),
             _interval(one),
             format_time(one.amdahl_step_ns),
-            format_share(one.known_share) if "roofline" in one.change else MISSING,
+            format_share(one.known_share) if one.what == ROOFLINE else MISSING,
         )
         for one in told
     )
-    if not any("roofline" in one.change for one in told):
+    if not any(one.what == ROOFLINE for one in told):
         columns, rows = columns[:-1], tuple(row[:-1] for row in rows)
     caption = "Each change alone. Their savings overlap and do not add up."
     if any(one.target.startswith("op:") for one in told):
         caption += f" {INSIDE}"
-    if any(one.change == "gone" for one in told):
+    if any(one.what == WITHOUT for one in told):
         caption += f" {WHOLLY}"
     return Table(columns, rows, caption=caption, terminal_rows=num_rows)
 
@@ -130,7 +131,7 @@ def _reasons(untold: list[Prediction]) -> list[str]:
     """Return each reason once, behind the changes that it concerns."""
     concerned: dict[str, list[str]] = {}
     for one in untold:
-        what = one.change if one.change == "together" else f"{one.target} {one.change}"
+        what = one.change if one.what == TOGETHER else f"{one.target} {one.change}"
         concerned.setdefault(one.reason or "", []).append(what)
     return [f"{_named(about)}: {reason}" for reason, about in concerned.items()]
 

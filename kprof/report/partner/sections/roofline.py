@@ -10,6 +10,7 @@ import pandas as pd
 from kprof.analyze.capture_quality.overhead import measure_cost
 from kprof.analyze.groupings import group_operators
 from kprof.analyze.roofline.utilisation import measure_utilisation
+from kprof.report.kernel_names import readable
 from kprof.report.partner.drawings import Ceiling, Dot, both, roofline
 from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.parts import Chapter, Missing, Picture, Symbol
@@ -20,7 +21,6 @@ from kprof.report.units import (
     format_amount,
     format_share,
     format_share_of_limit,
-    readable,
     shorten,
 )
 from kprof.trace import Trace

@@ -1,0 +1,162 @@
+"""The summary: what ran, where its time goes, what limits it, the best changes, data quality."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from kprof.findings import Diagnosis
+from kprof.report.figures import IDLE_COLOUR, UNKNOWN_COLOUR, colours_of
+from kprof.report.section import Bar, Part, Section, Segment, Text
+from kprof.report.sections.findings import saved_of, saving_interval
+from kprof.report.sections.idle import MEANINGS
+from kprof.report.sections.run import HOST_ONLY
+from kprof.report.sections.time import label_of
+from kprof.report.summary import LimitPart, Summary, TimePart, summarize
+from kprof.report.units import (
+    format_count,
+    format_share,
+    format_tenths,
+    format_time,
+    tenths_of_a_percent,
+)
+from kprof.trace import Trace
+
+TITLE = "Summary"
+ORDER = 5
+
+# Segments of the bar; the smaller parts are one for activities and one for idle time.
+MOST_SEGMENTS = 6
+NUM_LIMITS = 3
+OTHER, OTHER_IDLE = "other", "other idle"
+BOUNDS = {
+    "memory": "memory bandwidth",
+    "compute": "arithmetic",
+    "issue": "instruction issue",
+    "latency": "latency of kernels that do not fill the GPU",
+}
+NO_CHANGE = "No rule found a change that would save time."
+
+
+def render(trace: Trace) -> Section:
+    """Render the answer of the report, on one screen."""
+    summary = summarize(trace)
+    parts: list[Part] = [Text(HOST_ONLY, "warning")] if summary.is_host_only else []
+    parts.append(Text(_lead(summary)))
+    if summary.time:
+        parts += [_bar(summary), Text(_limit(summary))]
+    parts += _changes(summary, trace.diagnosis or Diagnosis())
+    parts.append(Text(_quality(summary)))
+    return Section(TITLE, ORDER, tuple(parts))
+
+
+def _lead(summary: Summary) -> str:
+    names = Counter(summary.devices)
+    listed = [name if times == 1 else f"{times} times {name}" for name, times in names.items()]
+    device = "the host CPU" if summary.is_host_only else ", ".join(listed) or "an unnamed device"
+    told = f"{summary.workload} on {device}"
+    if not summary.time:
+        return f"{told}: no time was recorded."
+    takes = format_time(summary.whole_ns)
+    if not summary.num_steps:
+        return f"{told}: {summary.whole} takes {takes}; no step was marked.{_used(summary)}"
+    recorded = format_count(summary.num_steps, "recorded step")
+    ranks = f" of {summary.num_ranks:,} ranks" if summary.num_ranks > 1 else ""
+    unrecorded = ""
+    if summary.unrecorded_ns is not None:
+        unrecorded = f", without recording {format_time(summary.unrecorded_ns)}"
+    told += f": a step takes {takes}{unrecorded} (mean of {recorded}{ranks})."
+    return f"{told}{_used(summary)}"
+
+
+def _used(summary: Summary) -> str:
+    if summary.busy_share is None:
+        return ""
+    told = f" Busy {format_share(summary.busy_share)}"
+    if summary.roofline_share is None:
+        return f"{told}, roofline share not known."
+    least = "≥ " if summary.roofline_is_least else ""
+    return f"{told}, roofline share {least}{format_share(summary.roofline_share)}."
+
+
+def _bar(summary: Summary) -> Bar:
+    """Return the bar of kinds and causes of idle time; its shares add up to 100.0 %."""
+    groups: dict[str, list[tuple[TimePart, int]]] = {}
+    smaller = [one.is_idle for one in summary.time[MOST_SEGMENTS:]]
+    tenths = tenths_of_a_percent([one.time_ns for one in summary.time])
+    for number, one in enumerate(zip(summary.time, tenths, strict=True)):
+        label = label_of(one[0].name, is_idle=one[0].is_idle, in_host=summary.is_host_only)
+        # A part that would be alone among the others keeps its name.
+        if number >= MOST_SEGMENTS and smaller.count(one[0].is_idle) > 1:
+            label = OTHER_IDLE if one[0].is_idle else OTHER
+        groups.setdefault(label, []).append(one)
+    ordered = sorted(groups.items(), key=lambda group: group[1][0][0].is_idle)
+    colours = colours_of(one.name for one in summary.time if one.name and not one.is_idle)
+    segments = tuple(_segment(label, parts, summary, colours) for label, parts in ordered)
+    return Bar(segments, f"Where {summary.whole} goes: every instant once.")
+
+
+def _segment(
+    label: str, parts: list[tuple[TimePart, int]], summary: Summary, colours: Mapping[str, str]
+) -> Segment:
+    share, first = sum(one.share for one, _ in parts), parts[0][0]
+    colour = UNKNOWN_COLOUR if len(parts) > 1 else colours.get(first.name or "", UNKNOWN_COLOUR)
+    return Segment(
+        label,
+        share,
+        format_tenths(sum(tenths for _, tenths in parts)),
+        format_time(share * summary.whole_ns),
+        IDLE_COLOUR if first.is_idle else colour,
+        first.is_idle,
+    )
+
+
+def _limit(summary: Summary) -> str:
+    first, *others = summary.limits
+    told = f"Limited by {_in_words(first)}: {format_share(first.share)} of {summary.whole}."
+    if second := [
+        f"{_in_words(one)} ({format_share(one.share)})" for one in others[: NUM_LIMITS - 1]
+    ]:
+        told += f" Then {'; '.join(second)}."
+    return told
+
+
+def _in_words(limit: LimitPart) -> str:
+    mostly = f", mostly {limit.mostly}" if limit.mostly else ""
+    if limit.kind == "communication":
+        return "communication"
+    if limit.kind == "imbalance":
+        return "load imbalance (a slower GPU)"
+    if limit.kind == "bound":
+        if limit.name is None:
+            return f"activities whose bound is not known{mostly}"
+        return f"{BOUNDS.get(limit.name, limit.name)}{mostly}"
+    if limit.name is None:
+        return "idle time whose cause is not known"
+    meaning = MEANINGS.get(limit.name)
+    return f"idle time, {limit.name}" + (f" ({meaning})" if meaning else "")
+
+
+def _changes(summary: Summary, diagnosis: Diagnosis) -> list[Part]:
+    parts: list[Part] = []
+    if not summary.changes:
+        parts.append(Text(NO_CHANGE))
+    for number, one in enumerate(summary.changes, 1):
+        change = f"{one.change[:1].upper()}{one.change[1:]}"
+        time, share = saving_interval(one.saving)
+        saves = f"saves {time} ({share}) of {saved_of(one.saving, diagnosis)}"
+        told = f"{number}. {change}: {saves}, certainty {one.confidence}. Next: `{one.command}`"
+        parts.append(Text(told, "item"))
+    if not summary.changes and summary.unexplained:
+        parts.append(Text(f"{summary.unexplained[0]}. Next: `kprof playbook unexplained_time`"))
+    return parts
+
+
+def _quality(summary: Summary) -> str:
+    if not summary.quality:
+        return "Data quality: nothing was recorded that could be checked."
+    counts = ", ".join(
+        f"{number} {verdict}" for verdict, number in reversed(summary.quality.items())
+    )
+    told = f"Data quality: {counts} of {format_count(sum(summary.quality.values()), 'check')}"
+    return f"{told} ({', '.join(summary.doubts)})." if summary.doubts else f"{told}."

@@ -1,0 +1,160 @@
+"""The first screen says what limits a run, the best change and its certainty, and adds up."""
+
+from __future__ import annotations
+
+import io
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from kprof.analyze.attribution.ledger import balance
+from kprof.analyze.attribution.steps import denominator, split_steps
+from kprof.analyze.capture_quality.audit import audit
+from kprof.analyze.findings.diagnose import add_diagnosis
+from kprof.findings import Diagnosis
+from kprof.open import open_trace
+from kprof.report.redaction import redacted
+from kprof.report.result import result_of
+from kprof.report.section import Bar, sections_of
+from kprof.report.sections.summary import render
+from kprof.report.summary import summarize
+from kprof.report.terminal import print_summary
+from tests.analyze.findings.rule_cases import CASES
+from tests.section_traces import HOST_ONLY, RICH
+from tests.traces import analyzed_trace_of
+
+DATA = Path(__file__).parents[1] / "data" / "h200"
+# Real recordings, faults that were planted, and traces without steps, findings or a GPU.
+RECORDED = (
+    "llama_train",
+    "hf_generate",
+    "convnet_dataloader",
+    "compiled",
+    "cudagraph",
+    "whole_step",
+)
+PLANTED = ("data_loading", "pageable_copies", "exposed_collectives", "sync_in_loop")
+LEAN = {"host only": HOST_ONLY, "rich": RICH, "one kernel": analyzed_trace_of({})}
+NAMES = (*RECORDED, *PLANTED, *LEAN)
+# What limits each: the owner of most of its time.
+LIMITS = {
+    "llama_train": ("bound", "compute"),
+    "hf_generate": ("idle", "launch-bound"),
+    "convnet_dataloader": ("idle", "launch-bound"),
+    "compiled": ("bound", "compute"),
+    "cudagraph": ("bound", None),
+    "whole_step": ("bound", "compute"),
+}
+BEST = {
+    "llama_train": ("unfused_norm", "high"),
+    "hf_generate": ("no_cuda_graph_in_decode", "high"),
+    "convnet_dataloader": ("launch_bound_host", "high"),
+    "compiled": ("unfused_loss", "high"),
+    "whole_step": ("low_dram_bandwidth", "medium"),
+    "data_loading": ("data_loading", "high"),
+    "pageable_copies": ("pageable_copies", "high"),
+    "exposed_collectives": ("exposed_collectives", "high"),
+    "sync_in_loop": ("sync_in_loop", "high"),
+}
+
+
+@cache
+def trace_named(name):
+    if name in PLANTED:
+        return add_diagnosis(CASES[name].faulty())
+    if name in LEAN:
+        return LEAN[name]
+    folder = DATA / name
+    return open_trace(folder if folder.is_dir() else DATA / f"{name}.json.gz")
+
+
+def first_screen(trace, lines=40, width=80) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    print_summary(trace.meta.source, sections_of(trace, for_page=False), console)
+    return "\n".join(console.file.getvalue().splitlines()[:lines])
+
+
+def in_one_line(text) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_time_of_a_summary_adds_up_to_the_steps_of_the_ledger(name):
+    trace = trace_named(name)
+    found = summarize(trace)
+    split = split_steps(trace)
+    assert sum(one.time_ns for one in found.time) == split["time_ns"].sum() == found.total_ns
+    assert sum(one.time_ns for one in found.limits) == found.total_ns
+    idle = split["time_ns"][split["is_idle"].astype(bool)].sum()
+    assert sum(one.time_ns for one in found.limits if one.kind in ("idle", "imbalance")) == idle
+    assert found.whole_ns == denominator(trace).step_ns
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_shown_shares_of_the_bar_add_up_to_100_percent(name):
+    (bar,) = [part for part in render(trace_named(name)).parts if isinstance(part, Bar)]
+    assert sum(round(10 * float(one.shown.removesuffix(" %"))) for one in bar.segments) == 1000
+    assert sum(one.share for one in bar.segments) == pytest.approx(1)
+    assert len({one.label for one in bar.segments}) == len(bar.segments) <= 8
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_the_first_limit_owns_most_of_the_time(name):
+    first = summarize(trace_named(name)).limits[0]
+    assert (first.kind, first.name) == LIMITS[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_changes_are_the_first_findings_that_would_save_time(name):
+    trace = trace_named(name)
+    found = summarize(trace)
+    diagnosis = trace.diagnosis or Diagnosis()
+    saving = [one for one in diagnosis.findings if one.saving and one.saving.high_ns]
+    expected = [one for one in saving if one.rule != "unexplained_time"]
+    assert found.num_changes == len(expected)
+    told = [(one.rule, one.claim, one.saving, one.confidence) for one in found.changes]
+    assert told == [(one.rule, one.claim, one.saving, one.confidence) for one in expected[:3]]
+    commands = [one.command or f"kprof playbook {one.rule}" for one in expected[:3]]
+    assert [one.command for one in found.changes] == commands
+
+
+@pytest.mark.parametrize("name", BEST)
+def test_the_best_change_is_known(name):
+    best = summarize(trace_named(name)).changes[0]
+    assert (best.rule, best.confidence) == BEST[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_first_screen_of_a_terminal_holds_everything(name):
+    trace = trace_named(name)
+    found, screen = summarize(trace), in_one_line(first_screen(trace))
+    expected = [in_one_line(part.text) for part in render(trace).parts if hasattr(part, "text")]
+    assert [text for text in expected if text not in screen] == []
+    for one in found.changes:
+        assert one.command in screen
+        assert f"certainty {one.confidence}" in screen
+    assert len(re.findall(r"Next: `", screen)) >= len(found.changes)
+
+
+def test_a_summary_counts_the_checks_of_the_audit():
+    trace = trace_named("llama_train")
+    found = summarize(trace)
+    assert sum(found.quality.values()) == len(audit(trace))
+    assert found.doubts == ("Steps",)
+
+
+def test_the_machine_readable_result_holds_the_same_summary():
+    trace = trace_named("hf_generate")
+    told = redacted(result_of(trace, balance(trace)))["summary"]
+    found = summarize(trace)
+    assert told["whole_ns"] == found.whole_ns
+    assert [one["time_ns"] for one in told["time"]] == [one.time_ns for one in found.time]
+    assert [one["rule"] for one in told["changes"]] == [one.rule for one in found.changes]
+
+
+def test_a_summary_without_a_diagnosis_proposes_nothing():
+    found = summarize(analyzed_trace_of({}))
+    assert (found.changes, found.num_changes, found.unexplained) == ((), 0, ())
