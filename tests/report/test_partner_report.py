@@ -290,3 +290,18 @@ def test_the_part_on_time_says_how_many_launches_left_no_record():
 
 def test_without_recorded_launches_the_part_on_time_does_not_know_what_was_lost():
     assert "not known" in time_of({"duration_ns": 5})
+
+
+def test_a_gain_is_green_only_where_nothing_is_left_to_prove():
+    proven = everything()
+    assert verdict_of(proven)[0] == "good"
+    unproven = replace(proven, service_levels=(level_of("NOT PROVEN"),))
+    of = {
+        "quality": replace(proven, gates=()),
+        "class of quality": replace(proven, gates=(gate_of(is_bit_exact=False),)),
+        "target": unproven,
+        "both": replace(unproven, gates=()),
+    }
+    assert {name: verdict_of(evidence)[0] for name, evidence in of.items()} == dict.fromkeys(
+        of, "open"
+    )

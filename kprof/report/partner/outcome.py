@@ -20,11 +20,18 @@ from kprof.report.partner.money import (
     written,
 )
 from kprof.report.partner.parts import Verdict
-from kprof.report.partner.wording import VERDICTS, change_in_words, gain_range, time_within
+from kprof.report.partner.wording import (
+    VERDICTS,
+    change_in_words,
+    gain_range,
+    is_many_times_as_fast,
+    time_within,
+)
 
 UNCHECKED = "Adopt the change once the quality gate has shown that the results stay correct"
 KEPT_NOW = "every SLA target of the service is met now, and was not before"
 UNPROVEN = "whether the service meets its SLA targets is not proven"
+QUALITY, TARGETS = "quality of the results", "SLA targets"
 SAVINGS = (
     (MONTH, "a month"),
     (MILLION, "per million tokens"),
@@ -63,8 +70,8 @@ def _of_comparison(evidence: Evidence, comparison: Comparison) -> Verdict:
     timed = claim.metric.name.removesuffix(" time").removeprefix("time per ")
     what = f"one {timed}" if claim.metric.unit == "ns" else "it"
     if claim.verdict == "FASTER":
-        verb = "is" if change.endswith(")") and " times as fast" in change else "takes"
-        sentence, tone = f"With the change, {what} {verb} {change}", "good"
+        verb = "is" if is_many_times_as_fast(claim.interval, claim.metric) else "takes"
+        sentence = f"With the change, {what} {verb} {change}"
     elif claim.verdict == "SLOWER":
         sentence, tone = f"With the change, {what} takes {change}: it is slower", "warning"
     elif claim.verdict == "SAME":
@@ -74,11 +81,21 @@ def _of_comparison(evidence: Evidence, comparison: Comparison) -> Verdict:
         sentence = f"The comparison is not valid, so nothing is claimed: {claim.why}"
     else:
         sentence = f"The measurement does not show yet whether the change helps: {change}"
-    if (bad := _rejected(evidence)) and claim.verdict == "FASTER":
-        return Verdict("Faster, but rejected", f"{sentence}; but {bad}.", "warning")
-    if claim.verdict in ("FASTER", "SLOWER"):
+    if claim.verdict == "FASTER":
+        return _of_faster(evidence, word, sentence)
+    if claim.verdict == "SLOWER":
         sentence = "; ".join([sentence, *_besides(evidence)])
     return Verdict(word, f"{sentence.rstrip('.')}.", tone)
+
+
+def _of_faster(evidence: Evidence, word: str, sentence: str) -> Verdict:
+    """Return the verdict on a proven gain: good only where nothing else is open."""
+    if bad := _rejected(evidence):
+        return Verdict("Faster, but rejected", f"{sentence}; but {bad}.", "warning")
+    sentence = "; ".join([sentence, *_besides(evidence)])
+    if unproven := _open_claims(evidence):
+        word = f"{word}; open: {' and '.join(unproven)}"
+    return Verdict(word, f"{sentence.rstrip('.')}.", "open" if unproven else "good")
 
 
 def _besides(evidence: Evidence) -> list[str]:
@@ -87,6 +104,17 @@ def _besides(evidence: Evidence) -> list[str]:
     told += [UNPROVEN] if _is_unproven(evidence) else []
     saved = _saving(evidence)
     return [*told, saved] if saved else told
+
+
+def _open_claims(evidence: Evidence) -> list[str]:
+    """Return what a faster change has not proven: that results stay correct, targets are met."""
+    told = [] if _is_quality_shown(evidence) else [QUALITY]
+    return [*told, TARGETS] if _is_unproven(evidence) else told
+
+
+def _is_quality_shown(evidence: Evidence) -> bool:
+    """Tell whether the gate has shown equivalent results of everything that was swapped in."""
+    return bool(evidence.gates) and all(gate.reached for gate in evidence.gates)
 
 
 def _rejected(evidence: Evidence) -> str:
@@ -185,8 +213,9 @@ def _about_comparison(evidence: Evidence) -> list[str]:
     if claim.verdict == "FASTER":
         if bad := _rejected(evidence):
             return [f"Do not adopt the change as it is: {bad}."]
-        is_shown = evidence.gates and all(gate.reached for gate in evidence.gates)
-        return ["Adopt the change." if is_shown else f"{UNCHECKED}{_checked_so_far(evidence)}."]
+        if _is_quality_shown(evidence):
+            return ["Adopt the change."]
+        return [f"{UNCHECKED}{_checked_so_far(evidence)}."]
     if claim.verdict == "SLOWER":
         return ["Drop the change: it is proven slower."]
     if claim.verdict == "SAME":

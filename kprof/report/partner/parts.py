@@ -100,7 +100,10 @@ class Picture:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The one sentence, with the word that sums it up; `tone` as of a Text."""
+    """The one sentence, with the word that sums it up.
+
+    `tone` as of a Text, or open: proven in part.
+    """
 
     word: str
     sentence: str
