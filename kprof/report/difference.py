@@ -7,8 +7,20 @@ from dataclasses import asdict, dataclass
 from statistics import median
 
 from kprof.analyze.attribution.steps import IMBALANCE, time_steps
-from kprof.analyze.diff.alignment import NAME, Difference, Fate, Layout, Names, Row, Side, apportion
-from kprof.report.section import Column, Facts, Section, Table, Text
+from kprof.analyze.diff.alignment import (
+    NAME,
+    UNCHANGED,
+    Difference,
+    Fate,
+    Layout,
+    Names,
+    Row,
+    Side,
+    apportion,
+)
+from kprof.analyze.diff.comparability import DEVICES_DIFFER
+from kprof.report.kernel_names import readable
+from kprof.report.section import Column, Facts, Part, Section, Table, Text
 from kprof.report.sections.run import blind_spots
 from kprof.report.sections.time import HOST_IDLE, NO_CAUSE
 from kprof.report.units import (
@@ -16,7 +28,6 @@ from kprof.report.units import (
     format_count,
     format_exact,
     format_time,
-    readable,
 )
 from kprof.trace import Caveat, Trace
 
@@ -42,6 +53,7 @@ ONE_CAPTURE = (
     "To prove a gain, compare both with `kprof ab`."
 )
 NS_IN_US = 1_000
+WITHIN = f"within {UNCHANGED:.0%}".replace("%", " %")
 
 
 @dataclass(frozen=True)
@@ -129,10 +141,11 @@ def _summary(compared: Compared) -> Section:
     a, b = difference.a, difference.b
     change = difference.difference_ns
     share = f" ({100 * change / a.step_ns:+.1f} %)" if a.step_ns else ""
+    by = f"{format_time(change) if change < 0 else '+' + format_time(change)}"
     lead = (
         f"A {compared.unit} takes {format_time(a.step_ns)} in A and {format_time(b.step_ns)} in B: "
-        f"{format_time(change) if change < 0 else '+' + format_time(change)}{share}."
     )
+    lead += f"unchanged ({by}, {WITHIN})." if difference.is_unchanged else f"{by}{share}."
     facts = Facts(
         tuple(
             (name, trace.meta.source, _described(trace))
@@ -144,10 +157,12 @@ def _summary(compared: Compared) -> Section:
         f"Elapsed time{over}: B {format_exact(b.step_ns)} - A "
         f"{format_exact(a.step_ns)} = {change:+,} ns. Every table below adds up to it."
     )
-    warnings = [Text(doubt.text, "warning") for doubt in compared.doubts]
-    parts = (Text(lead), facts, Text(sum_text), _step_table(compared))
+    # Percentages of two devices compare the devices: that comes before any of them.
+    first = [Text(one.text, "warning") for one in compared.doubts if one.id == DEVICES_DIFFER]
+    others = [Text(one.text, "warning") for one in compared.doubts if one.id != DEVICES_DIFFER]
+    parts: tuple[Part, ...] = (*first, Text(lead), facts, Text(sum_text), _step_table(compared))
     told = (_recording_table(compared), Text(ONE_CAPTURE))
-    return Section("Difference", 0, (*parts, *told, *warnings))
+    return Section("Difference", 0, (*parts, *told, *others))
 
 
 def _described(trace: Trace) -> str:
@@ -201,7 +216,10 @@ def _layout_section(compared: Compared, layout: Layout, title: str, num_rows: in
     fates = Counter(row.fate for row in rows)
     named: tuple[Fate, ...] = ("appeared", "vanished", "replaced", "changed")
     told = ", ".join(f"{fates[fate]:,} {fate}" for fate in named if fates[fate])
-    lead = f"{told}; {fates['same']:,} the same." if told else "Nothing differs."
+    alike = f"{fates['same']:,} the same"
+    if fates["unchanged"]:
+        alike = f"{fates['unchanged']:,} unchanged ({WITHIN}), {alike}"
+    lead = f"{told}; {alike}." if told else f"Nothing differs: {alike}."
     if not changes:
         return Section(title, 0, (Text(lead),))
     return Section(title, 0, (Text(lead), _table(compared, layout, changes[:num_rows])))
@@ -233,7 +251,7 @@ def _table(compared: Compared, layout: Layout, shown: tuple[Row, ...]) -> Table:
     rows: list[tuple[str, ...]] = [whole, *parts, *others]
     caption = f"Time and calls of a {compared.unit}. The parts add up to the first row."
     longest = max((abs(row.difference_ns) for row in shown), default=0) or 1
-    bars = [0.0, *(abs(row.difference_ns) / longest for row in shown), *(0.0 for _ in others)]
+    bars = [0.0, *(row.difference_ns / longest for row in shown), *(0.0 for _ in others)]
     # A column in which nothing stands would only take room.
     columns = _columns(unit)
     kept = [i for i in range(len(columns)) if any(row[i] for row in rows)]
@@ -243,6 +261,7 @@ def _table(compared: Compared, layout: Layout, shown: tuple[Row, ...]) -> Table:
         caption,
         tuple(bars),
         terminal_rows=len(rows),
+        has_signed_share=True,
     )
 
 

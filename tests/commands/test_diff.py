@@ -368,3 +368,41 @@ def test_a_doubt_stands_in_the_summary():
 def test_a_trace_named_twice_differs_in_nothing(real):
     again = replace(real, b=real.a, difference=find_differences(real.a, real.a))
     assert tables(again, 8) == []
+
+
+def test_another_device_is_said_before_any_percentage():
+    both = compared(run_of({}), run_of({}, gpus=(Gpu(0, "Square GPU"),)))
+    first, lead, *_ = sections_of_difference(both, 8)[0].parts
+    assert (first.tone, first.text) == ("warning", both.doubts[0].text)
+    assert both.doubts[0].id == "devices_differ"
+    assert lead.tone == "plain"
+
+
+@pytest.mark.parametrize(
+    ("b_ns", "fate", "is_unchanged"), [(10_100, "unchanged", True), (10_300, "changed", False)]
+)
+def test_times_within_the_tolerance_are_unchanged(b_ns, fate, is_unchanged):
+    runs = [
+        run_of(
+            {"name": "gemm", "duration_ns": ns},
+            ranges=[{**STEP, "duration_ns": ns}],
+        )
+        for ns in (10_000, b_ns)
+    ]
+    both = compared(*runs)
+    assert both.difference.is_unchanged == is_unchanged
+    (row,) = both.difference.layouts["kernel"]
+    assert row.fate == fate
+    assert bool(tables(both, 8)) != is_unchanged
+
+
+def test_bars_of_a_difference_have_its_sign(real):
+    for table in tables(real, 8):
+        place = next(i for i, one in enumerate(table.columns) if one.header.startswith("Change"))
+        of_rows = list(zip(table.rows, table.share, strict=True))[1:]
+        signs = {
+            (number(row[place]) > 0) - (number(row[place]) < 0) == (share > 0) - (share < 0)
+            for row, share in of_rows
+            if share and number(row[place])
+        }
+        assert signs == {True}

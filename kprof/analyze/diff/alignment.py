@@ -26,7 +26,10 @@ from kprof.analyze.attribution.steps import (
 from kprof.analyze.groupings import collapse_layers, group_kernels
 from kprof.trace import Trace
 
-Fate = Literal["appeared", "vanished", "replaced", "changed", "same"]
+Fate = Literal["appeared", "vanished", "replaced", "changed", "unchanged", "same"]
+# Times that differ by no more than this share of the longer count as unchanged: captures of one
+# program differ by more (docs/report.md).
+UNCHANGED = 0.01
 
 
 @dataclass(frozen=True)
@@ -88,9 +91,14 @@ class Difference:
         """How much longer a step of the second run takes."""
         return self.b.step_ns - self.a.step_ns
 
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the steps differ by no more than the tolerance."""
+        return _is_unchanged(self.a.step_ns, self.b.step_ns)
+
     def changes(self, layout: Layout) -> tuple[Row, ...]:
-        """Return the rows that differ: in name, in number or in their exact time in a step."""
-        return tuple(row for row in self.layouts[layout] if row.fate != "same")
+        """Return the rows that differ: in name, in number or in their time in a step."""
+        return tuple(row for row in self.layouts[layout] if row.fate not in ("same", "unchanged"))
 
 
 def find_differences(a: Trace, b: Trace) -> Difference:
@@ -128,8 +136,14 @@ def _rows(matches: list[Match], sides: tuple[Side, Side]) -> tuple[Row, ...]:
         is_as_often = a.calls * steps_b == b.calls * steps_a
         is_as_long = a.time_ns * steps_b == b.time_ns * steps_a
         fate = _fate(found, is_same=is_as_often and is_as_long)
+        if fate == "changed" and found.names[0] == found.names[1] and is_as_often:
+            fate = "unchanged" if _is_unchanged(a.step_ns, b.step_ns) else fate
         rows.append(Row(found.names, found.is_idle, found.matched_by, a, b, fate))
     return tuple(sorted(rows, key=lambda row: -abs(row.difference_ns)))
+
+
+def _is_unchanged(a_ns: int, b_ns: int) -> bool:
+    return abs(b_ns - a_ns) <= UNCHANGED * max(a_ns, b_ns)
 
 
 def _fate(found: Match, *, is_same: bool) -> Fate:

@@ -20,6 +20,8 @@ from kprof.analyze.energy import around, devices_in, readings
 from kprof.analyze.roofline.utilisation import ENOUGH_KNOWN, measure_known_work
 from kprof.trace import Caveat, Trace
 
+# The doubt that comes before every percentage.
+DEVICES_DIFFER = "devices_differ"
 # Clocks, or work, that differ by more than this are named.
 DIFFERENT_CLOCK = 0.02
 DIFFERENT_WORK = 0.02
@@ -71,7 +73,7 @@ def _machines(a: Trace, b: Trace) -> Iterator[Caveat]:
     gpus = [", ".join(dict.fromkeys(gpu.name for gpu in trace.gpus)) for trace in (a, b)]
     if gpus[0] != gpus[1]:
         names = [name or "a device that the trace does not name" for name in gpus]
-        yield Caveat("devices_differ", f"The devices differ: {names[0]} in A, {names[1]} in B.")
+        yield Caveat(DEVICES_DIFFER, f"The devices differ: {names[0]} in A, {names[1]} in B.")
     if a.meta.num_ranks != b.meta.num_ranks:
         yield Caveat(
             "ranks_differ",
