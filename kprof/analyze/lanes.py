@@ -30,13 +30,14 @@ def device_rows(trace: Trace, rank: int, start_ns: int, end_ns: int) -> pd.DataF
     lane = keys.groupby(["device", "stream"]).ngroup().to_numpy(np.int64)
     pairs = sorted(set(map(tuple, keys.drop_duplicates().to_numpy().tolist())))
     names = [
-        f"thread {stream}" if trace.is_host_only else _queue(device, stream)
+        f"thread {stream}" if trace.is_host_only else queue_name(device, stream)
         for device, stream in pairs
     ]
     return _table(kernels, rows, lane, names)
 
 
-def _queue(device: int, stream: int) -> str:
+def queue_name(device: int, stream: int) -> str:
+    """Return the name of a stream of a device in a timeline."""
     gpu = "GPU" if device == NOT_RECORDED else f"GPU {device}"
     return gpu if stream == NOT_RECORDED else f"{gpu} stream {stream}"
 

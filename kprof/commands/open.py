@@ -26,6 +26,10 @@ def open(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing run.")] = False,
+    perfetto: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the timeline for Perfetto too, or as .json.gz."),
+    ] = None,
     show_secrets: ShowSecrets = False,
 ) -> Answer:
     """Analyze a trace or a saved run and write its report.
@@ -33,6 +37,10 @@ def open(
     With --force a saved run is read again from its recording.
     """
     _refuse_to_lose_a_run(paths, out, force=force)
+    if perfetto is not None:
+        from kprof.report.perfetto import require_free, write_perfetto
+
+        require_free(perfetto, force=force)
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
     from kprof.opened import open_run
     from kprof.report.progress import Progress
@@ -42,10 +50,15 @@ def open(
         with secrets_shown(shown=show_secrets):
             opened = open_run(paths, out, force=force, progress=progress)
             printed = opened.json if json else None
+            if perfetto is not None:
+                progress("exporting")
+                write_perfetto(opened.trace, perfetto, force=force)
     finally:
         progress.close()
     fix = f"see where it goes; the run itself is complete, in {opened.folder}"
     last = f"report: {opened.report}"
+    if perfetto is not None:
+        last += f"\ntimeline: {perfetto}, for https://ui.perfetto.dev"
     answer = Answer(opened.trace.meta.source, [] if json else opened.summary, printed, last)
     return answer._replace(if_unwritten=fix, shows_secrets=show_secrets)
 

@@ -213,3 +213,15 @@ def test_two_saved_runs_are_not_taken_for_one_job_and_written_over_the_first(her
     err = one_clear_error(kprof("good.kprof", "other.kprof"))
     assert "kprof diff good.kprof other.kprof" in err
     assert (here / "good.kprof" / "kernels.parquet").read_bytes() == before
+
+
+def test_a_timeline_for_perfetto_is_written_beside_the_run(here, kprof):
+    assert kprof("good.json", "--perfetto", "good.pftrace")[0] == 0
+    assert names_in(here) == ["good.json", "good.kprof", "good.pftrace"]
+
+
+def test_a_file_in_the_way_of_the_timeline_is_found_before_anything_is_written(here, kprof):
+    (here / "good.pftrace").write_text("mine")
+    err = one_clear_error(kprof("good.json", "--perfetto", "good.pftrace"))
+    assert "--perfetto" in err
+    assert names_in(here) == ["good.json", "good.pftrace"]
