@@ -41,6 +41,7 @@ COMMANDS = {
     "selftest": "Measure the error rates of `kprof ab` on this machine.",
     "engage": "Keep the evidence of one workload and score its predictions.",
     "gate": "Fail a CI job on a proven regression.",
+    "mcp": "Serve kprof's answers to an agent, over stdin and stdout (Model Context Protocol).",
     "doctor": "Show what this machine can measure, and how to fix the rest.",
 }
 

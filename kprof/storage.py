@@ -33,7 +33,7 @@ FINDINGS_FILE = "findings.json"
 # Earlier keys of that file, which a run saved before still has.
 _RENAMED = {"remedy": "fix", "way_out": "fix", "unasked": "not_applicable"}
 # Columns that hold rows of a table.
-_ROWS_OF: dict[tuple[Table, str], Table] = {
+ROWS_OF: dict[tuple[Table, str], Table] = {
     ("kernels", "launch_row"): "ranges",
     ("kernels", "op_row"): "ranges",
     ("ranges", "parent"): "ranges",
@@ -222,7 +222,7 @@ def _renamed(content: object) -> object:
 
 def _require_references(tables: dict[Table, pd.DataFrame], diagnosis: Diagnosis | None) -> None:
     """Refuse tables of which one refers to rows that another does not have."""
-    for (table, column), other in _ROWS_OF.items():
+    for (table, column), other in ROWS_OF.items():
         rows = tables[table][column].dropna().to_numpy("int64")
         if len(rows) and (rows.min() < 0 or rows.max() >= len(tables[other])):
             raise ValueError(

@@ -16,6 +16,7 @@ from kprof.report.redaction import secrets_shown
 if TYPE_CHECKING:
     from kprof.opened import Progress
     from kprof.report.difference import Compared
+    from kprof.trace import Trace
 
 ROWS_ON_PAGE = 60
 
@@ -56,13 +57,23 @@ def diff_runs(a: Path, b: Path, progress: Progress = lambda stage: None) -> Comp
     Raises:
         KprofError: one cannot be read, or the two cannot be compared.
     """
-    from kprof.analyze.diff.alignment import find_differences
-    from kprof.analyze.diff.comparability import find_doubts, find_obstacle
     from kprof.opened import open_trace
-    from kprof.report.difference import Compared
 
     first, second = (open_trace(path, progress) for path in (a, b))
     progress("comparing")
+    return diff_traces(first, second)
+
+
+def diff_traces(first: Trace, second: Trace) -> Compared:
+    """Find what differs between two analyzed traces.
+
+    Raises:
+        KprofError: they cannot be compared.
+    """
+    from kprof.analyze.diff.alignment import find_differences
+    from kprof.analyze.diff.comparability import find_doubts, find_obstacle
+    from kprof.report.difference import Compared
+
     if obstacle := find_obstacle(first, second):
         raise KprofError(obstacle[0], fix=obstacle[1])
     doubts = tuple(find_doubts(first, second))

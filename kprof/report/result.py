@@ -61,11 +61,11 @@ def result_of(trace: Trace, ledger: Ledger) -> dict[str, object]:
         "coverage": _coverage(trace),
         "replayed": [asdict(one) for one in how_named(trace)],
         "counters": _counters(trace),
-        "time": _records(split_steps(trace)),
+        "time": records(split_steps(trace)),
         "communication": asdict(measure_communication(trace)),
         "idle": _idle(trace),
-        "kernels": _records(group_kernels(trace.kernels, ["name", "kind", "dtype"]).head(NUM_TOP)),
-        "modules": _records(group_modules(trace.kernels).head(NUM_TOP)),
+        "kernels": records(group_kernels(trace.kernels, ["name", "kind", "dtype"]).head(NUM_TOP)),
+        "modules": records(group_modules(trace.kernels).head(NUM_TOP)),
         "what_if": [asdict(one) for one in trace.meta.what_if],
         "findings": _findings(trace),
         "audit": [asdict(check) for check in audit(trace)],
@@ -157,7 +157,7 @@ def _coverage(trace: Trace) -> dict[str, object]:
         "share_by_source": {
             source: share_of_time(kernels, kernels["work_from"] == source) for source in SOURCES
         },
-        "largest_unmodelled": _records(without[["name", "op", "calls", "time_ns"]]),
+        "largest_unmodelled": records(without[["name", "op", "calls", "time_ns"]]),
     }
 
 
@@ -184,15 +184,15 @@ def _idle(trace: Trace) -> dict[str, object] | None:
         return None
     pieces = idle_in_steps(trace)
     edges = pieces[pieces["edge"].notna().to_numpy(bool)]
-    worst = _records(worst_places(pieces, NUM_PLACES))
+    worst = records(worst_places(pieces, NUM_PLACES))
     waits = find_exposed_waits(trace)
     return {
         "time_ns": int(pieces["duration_ns"].sum()),
         "causes": [
             {**group, "worst": [_placed(row) for row in worst if row["cause"] == group["cause"]]}
-            for group in _records(group_idle(pieces))
+            for group in records(group_idle(pieces))
         ],
-        "at_the_edges": _records(group_idle(edges)),
+        "at_the_edges": records(group_idle(edges)),
         "exposed_collective_waits": None if waits is None else [asdict(wait) for wait in waits],
     }
 
@@ -212,6 +212,7 @@ def _findings(trace: Trace) -> dict[str, object] | None:
     return told
 
 
-def _records(table: pd.DataFrame) -> list[dict[str, object]]:
+def records(table: pd.DataFrame) -> list[dict[str, object]]:
+    """Return the rows of a table as plain data, unknown as None."""
     plain = table.astype(object).where(table.notna(), None)
     return [dict(zip(plain.columns, row, strict=True)) for row in plain.to_numpy().tolist()]
