@@ -15,7 +15,7 @@ from kprof.analyze.attribution.steps import denominator, split_steps
 from kprof.analyze.capture_quality.audit import audit
 from kprof.analyze.findings.diagnose import add_diagnosis
 from kprof.findings import Diagnosis
-from kprof.open import open_trace
+from kprof.opened import open_trace
 from kprof.report.redaction import redacted
 from kprof.report.result import result_of
 from kprof.report.section import Bar, sections_of
