@@ -142,8 +142,10 @@ def write_page(title: str, sections: list[Section], path: Path, *, force: bool) 
         raise KprofError(problem, fix=another) from error
 
 
-def render_page(title: str, sections: list[Section], subtitle: str = "") -> str:
-    """Return the text of the page."""
+def render_page(
+    title: str, sections: list[Section], subtitle: str = "", *, with_scripts: bool = True
+) -> str:
+    """Return the text of the page; without scripts, tables don't sort and figures are missing."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER), autoescape=True, trim_blocks=True
     )
@@ -163,8 +165,10 @@ def render_page(title: str, sections: list[Section], subtitle: str = "") -> str:
             for section in sections
             for anchor in [re.sub(r"\W+", "-", section.title.lower()).strip("-")]
         ],
-        has_figures=any(isinstance(part, Figure) for s in sections for part in s.parts),
-        has_tables=any(isinstance(part, Table) for s in sections for part in s.parts),
+        has_figures=with_scripts
+        and any(isinstance(part, Figure) for s in sections for part in s.parts),
+        has_tables=with_scripts
+        and any(isinstance(part, Table) for s in sections for part in s.parts),
     )
 
 
@@ -178,7 +182,7 @@ def render_frame(title: str, sections: list[Section], subtitle: str = "") -> str
         for one in sections
         if one.in_terminal
     ]
-    page = render_page(*redacted((title, shown, subtitle)))
+    page = render_page(*redacted((title, shown, subtitle)), with_scripts=False)
     style = f"width:100%;height:{FRAME_HEIGHT};border:0"
     return f'<iframe sandbox srcdoc="{escape(page)}" style="{style}"></iframe>'
 
