@@ -160,6 +160,7 @@ def generate(
     decoding: Decoding,
     note: Note,
     *args: Any,
+    is_dry: bool = False,
     **kwargs: Any,
 ) -> Any:
     """Run `model.generate` with the kernels where they support the call.
@@ -170,10 +171,11 @@ def generate(
         decoding: The engines for the model.
         note: Called once: with why the model's own loop runs; empty if the kernels run.
         args: Of `generate`.
+        is_dry: The model's own loop runs in any case, and no kernel.
         kwargs: Of `generate`.
     """
     why = _why_not_now(model) or _why_not_arguments(model, args, kwargs)
-    why = why or decoding.why_wrong(model)
+    why = why or (decoding.problem if is_dry else decoding.why_wrong(model))
     if why is not None:
         note(why)
         return original(*args, **kwargs)
@@ -195,10 +197,9 @@ def generate(
     ) -> Any:
         given = (logits_processor, stopping_criteria, generation_config)
         asked = _asked(input_ids, *given, others)
-        if isinstance(asked, str):
-            note(asked)
+        note(asked if isinstance(asked, str) else "")
+        if isinstance(asked, str) or is_dry:
             return type(model)._sample(model, input_ids, *given, streamer=streamer, **others)
-        note("")
         return asked.run(decoding, input_ids, streamer)
 
     return original(*args, **kwargs, custom_generate=loop)

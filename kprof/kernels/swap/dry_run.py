@@ -29,9 +29,8 @@ from kprof.kernels.swap.sites.function_calls import OF_PROCESS
 from kprof.kernels.swap.swap_report import SiteReport, SwapError
 from kprof.kernels.swap.swapping import Swap, all_roots, is_any_on
 
-# No finding names them. The first two change the forward of a layer, which other kernels use; the
-# site of the last runs its kernels whatever the provider is.
-NOT_ASKED = {"add_rmsnorm", "add_layernorm", "decode"}
+# No finding names them. They change the forward of a layer, which other kernels use.
+NOT_ASKED = {"add_rmsnorm", "add_layernorm"}
 
 
 class Watch:

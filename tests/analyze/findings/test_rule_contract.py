@@ -263,6 +263,22 @@ def test_rules_that_name_a_kernel_are_known():
     assert len(WITH_KERNEL) >= 7
 
 
+def test_a_model_that_the_kernel_decodes_gets_it_instead_of_a_copy_of_the_script():
+    rule = "no_cuda_graph_in_decode"
+    by_copy = finding_of(rule).command
+    for provider, command in (
+        ("kprof", by_copy.replace("--python", "--swap decode", 1)),
+        (None, by_copy),
+    ):
+        rows = (DryRunRow("decode", provider, "" if provider else "it has adapters", 1, 1),)
+        (found,) = with_dry_run(rule, DryRun(("decode",), rows))
+        assert found.command.split()[:3] == command.split()[:3]
+        assert found.swap == ("decode" if provider else None)
+    # Without a model of Hugging Face nothing is said of the kernel.
+    (found,) = with_dry_run(rule, DryRun(("decode",), ()))
+    assert (found.command, found.swap, found.dry_run) == (by_copy, None, "")
+
+
 @pytest.mark.parametrize("rule", WITH_KERNEL)
 def test_a_kernel_that_fits_some_calls_is_recommended(rule):
     fitting = rows_of(("kprof", "", 3, 6), (None, "another dtype", 2, 4))

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from kprof.analyze.capture_quality.unanswered import why_no_timeline, why_no_work
-from kprof.analyze.findings.claims import idle_places, in_words, percent, proof_by_copy
+from kprof.analyze.findings.claims import (
+    idle_places,
+    in_words,
+    percent,
+    proof_by_copy,
+    recommend,
+)
 from kprof.analyze.findings.one_offs import SILENCE_NS
 from kprof.analyze.findings.patterns import is_decoding
 from kprof.analyze.findings.queries import (
@@ -36,15 +42,23 @@ def check(trace: Trace) -> list[Finding]:
         f"{whole_of(trace)} ({percent(share)} of it), while the host launches "
         f"{number:,.0f} kernels one by one; a CUDA graph replays those of a token with one launch"
     )
+    kernel = recommend(trace, "decode")
+    # Whether the model is one that the kernel decodes, only its process can tell.
+    is_known = trace.meta.dry_run is not None and any(
+        row.kernel == "decode" for row in trace.meta.dry_run.rows
+    )
+    has_kernel = is_known and kernel.swap is not None
     return [
         Finding(
             rule="no_cuda_graph_in_decode",
             claim=claim,
             confidence="high",
-            effort="medium",
+            effort=kernel.effort if has_kernel else "medium",
             idle_rows=tuple(idle_rows.tolist()),
             details=idle_places(trace, idle_rows),
             fix=Fix(graphs=True),
-            command=proof_by_copy(trace, "static_cache"),
+            swap=kernel.swap if has_kernel else None,
+            dry_run=kernel.dry_run if is_known else "",
+            command=kernel.command if has_kernel else proof_by_copy(trace, "static_cache"),
         )
     ]

@@ -36,7 +36,7 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
             continue
         dispatcher = Dispatcher(request.kernels[KERNEL], request.providers, frozenset())
         switch = Switch()
-        function = _generating(found, dispatcher, switch)
+        function = _generating(found, dispatcher, switch, is_dry=not request.providers.launches)
         yield Site(
             name or cls.__name__,
             module,
@@ -61,7 +61,9 @@ def _why_foreign(module: Module) -> str | None:
     return "it is swapped already" if is_swapped else f"its {ATTRIBUTE} was replaced"
 
 
-def _generating(decoder: Any, dispatcher: Dispatcher, switch: Switch) -> Callable[..., Any]:
+def _generating(
+    decoder: Any, dispatcher: Dispatcher, switch: Switch, *, is_dry: bool
+) -> Callable[..., Any]:
     from kprof.kernels.decode.decode import Decoding, generate
 
     kept: list[Decoding] = []
@@ -70,14 +72,15 @@ def _generating(decoder: Any, dispatcher: Dispatcher, switch: Switch) -> Callabl
         original = types.MethodType(type(self).generate, self)
         if switch.owner is not self:
             return original(*args, **kwargs)
-        now = _read(self)
+        # A dry run replaces parts of the model for other kernels, as this swap does not.
+        now = decoder if is_dry else _read(self)
         if isinstance(now, str) or not _are_same(now, decoder):
             dispatcher.leave_out(now if isinstance(now, str) else OTHERS)
             return original(*args, **kwargs)
         if not kept or not kept[0].is_current():
             kept[:] = [Decoding(decoder)]
         note = _noting(dispatcher, decoder)
-        return generate(self, original, kept[0], note, *args, **kwargs)
+        return generate(self, original, kept[0], note, *args, is_dry=is_dry, **kwargs)
 
     run.__name__ = run.__qualname__ = ATTRIBUTE
     setattr(run, MARK, switch)
