@@ -4,11 +4,11 @@ python benchmarks/decode_persistent.py [--only PART ...]
 
 Parts: `tiny` compares every buffer of small models of each family with the executor in torch;
 `values` does so for Llama-3.2-1B; `ring` times the loads alone, the chain of instructions alone and
-both, with several rings; `waits` splits the time of each operator; `stage1` is the same token by
-CUDA graphs.
+both, and splits the time of each operator; `stage1` is the same token by CUDA graphs.
 """
 
 import argparse
+import itertools
 import random
 import time
 
@@ -89,7 +89,7 @@ def compare(name, case, steps):
     """Compare each buffer of several steps, and the tokens, with the executor's."""
     kernel = case.persistent()
     decoder = case.decoder
-    schedule = schedule_of(sizes_of(decoder, len(kernel.schedule.queues)), 1)
+    schedule = schedule_of(sizes_of(decoder, len(kernel.schedule.queues)), [1.0])
     slot = case.prompt.shape[1] - 1
     executor = Executor(
         decoder, schedule, case.keys.clone(), case.values.clone(), int(case.prompt[0, -1]), slot
@@ -160,52 +160,78 @@ def us_per_token(kernel, case, steps=STEPS):
     return sorted(found)
 
 
+def sm_times(kernel):
+    """Return the cycles of each SM, relative to their mean."""
+    cycles = kernel.profile[:, 0, -1].double().cpu()
+    return cycles / cycles.mean()
+
+
+def speeds_of(case, ahead):
+    """Return the speeds with which all SMs end their loads together."""
+    speeds = torch.ones(torch.cuda.get_device_properties(0).multi_processor_count).double()
+    for number in range(4):
+        kernel = case.persistent(SKIP_MATH=1, PROFILE=1, ahead=ahead, speeds=speeds.tolist())
+        us = us_per_token(kernel, case)
+        times = sm_times(kernel)
+        ordered = times.sort().values
+        print(
+            f"loads alone, {ahead} ahead, speeds {number}: {us[2]:.1f} us a token; time of SMs "
+            f"relative to the mean: {' '.join(f'{float(one):.3f}' for one in ordered[::13])}",
+            flush=True,
+        )
+        if number == 0:
+            print("  by SM:", " ".join(f"{float(one):.2f}" for one in times), flush=True)
+        speeds = speeds / times
+    return speeds.tolist()
+
+
 def ring(model, rate):
     """Time the kernel whole, without its math, and without its loads."""
     case = Case(model, prompts(model))
     num_bytes = case.decoder.bytes_per_token(0)
-    variants = [
-        ("whole", {}),
-        ("loads alone", {"SKIP_MATH": 1}),
-        ("chain alone", {"SKIP_LOADS": 1}),
-        ("whole, 10 stages", {"stages": 10}),
-        ("whole, 6 stages", {"stages": 6}),
-        ("whole, 1 team", {"GROUPS": 1}),
-        ("whole, 4 warps", {"WARPS": 4, "GROUPS": 3}),
-        ("loads alone, 6 stages", {"stages": 6, "SKIP_MATH": 1}),
-    ]
-    for name, others in variants:
+
+    def show(name, **others):
         kernel = case.persistent(**others)
         times = us_per_token(kernel, case)
-        share = num_bytes / (times[len(times) // 2] * 1e-6) / rate
+        share = num_bytes / (times[2] * 1e-6) / rate
         print(
-            f"{name:24} {times[0]:8.1f} {times[len(times) // 2]:8.1f} {times[-1]:8.1f} us a token, "
+            f"{name:44} {times[0]:8.1f} {times[2]:8.1f} {times[-1]:8.1f} us a token, "
             f"{share:.3f} of read, {kernel.stages} stages",
             flush=True,
         )
+        return times[2]
+
+    for ahead in (2, 3, 4, 6, 12):
+        show(f"loads alone, {ahead} ahead", SKIP_MATH=1, PROFILE=1, ahead=ahead)
+    for teams in (1, 2):
+        show(f"chain alone, {teams} teams", SKIP_LOADS=1, GROUPS=teams)
+    speeds = {f"measured at {ahead}": speeds_of(case, ahead) for ahead in (3, 12)}
+    found = []
+    for teams, ahead, of in itertools.product((1, 2), (2, 3, 4, 6, 12), ("equal", *speeds)):
+        others = {"GROUPS": teams, "ahead": ahead, "speeds": speeds.get(of)}
+        us = show(f"whole, {teams} teams, {ahead} ahead, speeds {of}", **others)
+        found.append((us, others))
+    us, others = min(found, key=lambda one: one[0])
+    print(f"fastest: {us:.1f} us a token")
+    waits(case, **others)
+    waits(case, SKIP_LOADS=1, **others)
 
 
-def waits(model):
-    """Split the time of each operator: waits for activations, for weights, the rest."""
-    case = Case(model, prompts(model))
-    for name, others in (("whole", {}), ("chain alone", {"SKIP_LOADS": 1})):
-        kernel = case.persistent(PROFILE=1, **others)
-        us = us_per_token(kernel, case)
-        totals = kernel.profile.double() / STEPS
-        scale = us[-1] / float(totals[:, :, 0].sum(dim=1).mean())
-        print(
-            f"{name}, with clocks: {us[len(us) // 2]:.1f} us a token; us a token, "
-            "mean (least, most) of the SMs"
-        )
-        for op in Op:
-            parts = (scale * totals[:, op]).cpu()
-            parts = torch.cat([parts, (parts[:, :1] - parts[:, 1:2] - parts[:, 2:])], dim=1)
-            text = [
-                f"{label} {float(parts[:, i].mean()):7.1f} ({float(parts[:, i].min()):6.1f}, "
-                f"{float(parts[:, i].max()):6.1f})"
-                for i, label in enumerate(("all", "activations", "weights", "rest"))
-            ]
-            print(f"  {op.name:7} {'  '.join(text)}", flush=True)
+def waits(case, **others):
+    """Split the time of each operator by the marks of the kernel."""
+    kernel = case.persistent(PROFILE=1, **others)
+    us = us_per_token(kernel, case)
+    per_cycle = us[-1] * STEPS / float(kernel.profile[:, 0, -1].double().mean())
+    totals = (kernel.profile.double() * per_cycle / STEPS).cpu()
+    skips = " without loads" if others.get("SKIP_LOADS") else ""
+    print(f"with clocks{skips}: {us[2]:.1f} us a token; us a token, mean (least, most) of the SMs")
+    labels = ("wait", "inputs", "tiles", "sync", "store", "signal", "starved")
+    for op in Op:
+        text = []
+        for i, label in enumerate(labels):
+            one = totals[:, op, i]
+            text.append(f"{label} {one.mean():.1f} ({one.min():.1f}, {one.max():.1f})")
+        print(f"  {op.name:7} {'  '.join(text)}", flush=True)
 
 
 def stage1(model, rate):
@@ -230,7 +256,7 @@ def stage1(model, rate):
 def main():
     """Run the parts."""
     parser = argparse.ArgumentParser(description=__doc__)
-    names = ("tiny", "values", "ring", "waits", "stage1")
+    names = ("tiny", "values", "ring", "stage1")
     parser.add_argument("--only", nargs="*", default=names, choices=names)
     only = parser.parse_args().only
     begin = time.monotonic()
@@ -243,7 +269,6 @@ def main():
         "tiny": tiny,
         "values": lambda: values(model),
         "ring": lambda: ring(model, rate),
-        "waits": lambda: waits(model),
         "stage1": lambda: stage1(model, rate),
     }
     for name in only:

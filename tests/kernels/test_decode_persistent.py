@@ -25,6 +25,7 @@ SMALL = (
     (Sizes(2, 64, 64, 1, 3, 32, 257, 3), 5),
 )
 NUM_BROKEN = 6_000
+EQUAL = [1.0] * 132
 
 
 @pytest.mark.parametrize(
@@ -36,14 +37,24 @@ NUM_BROKEN = 6_000
     ],
 )
 def test_schedules_of_real_sizes_are_correct(sizes):
-    assert why_wrong(schedule_of(sizes, 132)) is None
+    assert why_wrong(schedule_of(sizes, EQUAL)) is None
 
 
 def test_sms_read_the_same_bytes_but_for_one_row():
-    schedule = schedule_of(LLAMA_1B, 132)
+    schedule = schedule_of(LLAMA_1B, EQUAL)
     num_bytes = [schedule.bytes_of(sm) for sm in range(132)]
     assert sum(num_bytes) == 2 * (16 * (3_072 + 2_048 + 4 * 2_048 * 3) + 128_256) * 2_048
     assert max(num_bytes) - min(num_bytes) <= LLAMA_1B.row_bytes(Op.DOWN)
+
+
+def test_sms_read_bytes_in_proportion_to_their_speeds():
+    speeds = [1.0] * 66 + [0.8] * 66
+    schedule = schedule_of(LLAMA_1B, speeds)
+    assert why_wrong(schedule) is None
+    num_bytes = [schedule.bytes_of(sm) for sm in range(132)]
+    fast, slow = sum(num_bytes[:66]) / 66, sum(num_bytes[66:]) / 66
+    assert slow / fast == pytest.approx(0.8, abs=1e-3)
+    assert max(num_bytes[66:]) - min(num_bytes[66:]) <= LLAMA_1B.row_bytes(Op.DOWN)
 
 
 def broken(schedule, generator):
@@ -150,7 +161,7 @@ CHANGES = (
 
 def test_no_broken_schedule_is_accepted():
     generator = random.Random(0)
-    schedules = [schedule_of(*one) for one in SMALL]
+    schedules = [schedule_of(sizes, [1.0] * num_sms) for sizes, num_sms in SMALL]
     assert [why_wrong(one) for one in schedules] == [None] * len(SMALL)
     accepted = []
     for _ in range(NUM_BROKEN):
@@ -202,7 +213,12 @@ def test_the_executor_computes_the_logits_of_the_model_in_any_order(family, othe
     cache = torch.full((2, 2, 1, 2, 512, 16), float("nan"))
     _reference.forward(decoder, tokens[:, :-1], cache[0], cache[1], decoder.rotations(512))
     executor = Executor(
-        decoder, schedule_of(sizes, 5), cache[0, :, 0], cache[1, :, 0], int(tokens[0, -1]), slot
+        decoder,
+        schedule_of(sizes, [1.0] * 5),
+        cache[0, :, 0],
+        cache[1, :, 0],
+        int(tokens[0, -1]),
+        slot,
     )
     with torch.no_grad():
         for step in range(2):
@@ -216,7 +232,7 @@ def test_the_executor_computes_the_logits_of_the_model_in_any_order(family, othe
 def test_the_executor_shows_a_schedule_that_reads_too_early():
     model = model_of("Llama")
     decoder = decoder_of(model)
-    schedule = schedule_of(Sizes(2, 64, 96, 2, 2, 16, 101, 1), 4)
+    schedule = schedule_of(Sizes(2, 64, 96, 2, 2, 16, 101, 1), [1.0] * 4)
     queues = [
         tuple(
             one._replace(wait=NONE) if one.op == Op.DOWN and one.layer == 0 else one

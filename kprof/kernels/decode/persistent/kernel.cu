@@ -11,8 +11,10 @@
 //
 // The host defines: HIDDEN, INNER, HEADS (of keys), GROUP (query heads of a key head), DIM,
 // VOCABULARY, LAYERS, SPLITS, SPLIT_KEYS, STAGES, STAGE_BYTES, INSTRUCTIONS, EPSILON, SCALE (with
-// log2(e)), EMBEDDING_SCALE, ACTIVATION, ADD_ONE, WARPS (of a group), GROUPS, and for measurements
-// SKIP_LOADS, SKIP_MATH and PROFILE.
+// log2(e)), EMBEDDING_SCALE, ACTIVATION, ADD_ONE, HAS_BIAS, HAS_QK_NORM, WARPS (of a team), GROUPS
+// (teams), and for measurements SKIP_LOADS, SKIP_MATH, PROFILE.
+//
+// The code is kept small: a layer runs all of it, and the instruction caches are small too.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -39,7 +41,9 @@ constexpr float NEGATIVE = -1e30f;
 static_assert(STAGES % GROUPS == 0, "a slot must belong to one team");
 
 enum Op { QKV, ATTEND, O, GATED, DOWN, HEAD, NEXT, OPS };
-enum Fault { NONE, COUNTER_LATE, STAGE_LATE, SLOT_LATE, DRAIN_LATE };
+enum Fault { NONE, COUNTER_LATE, STAGE_LATE, SLOT_LATE, LOAD_LATE, UNKNOWN_SM };
+// Of a profile: the time until each mark since the one before.
+enum Mark { WAIT, INPUTS, TILES, SYNC, STORE, SIGNAL, STARVED, MARKS = 8 };
 // Entries of the state of the sequence, as in the kernels of several launches, and the last token.
 enum StateEntry { SLOT, STEP, IS_FINISHED, START, PADDING, CALL, TOKEN };
 
@@ -75,6 +79,8 @@ struct Parameters {
     u64* profile;
     u64 patience;
     int steps, length, window, kept;
+    // Stages in flight at most.
+    int ahead;
 };
 
 struct Shared {
@@ -87,6 +93,7 @@ struct Shared {
     Best bests[CONSUMERS / 32];
     int stops[MOST_STOPS];
     int token, slot, step, is_finished;
+    u64 profile[PROFILE ? OPS : 1][MARKS];
     volatile int is_aborted;
     // Whether all consumers leave behind the barrier of a wait; of two waits, as one may be ahead.
     int leaves[2];
@@ -94,6 +101,18 @@ struct Shared {
 };
 
 // Memory and barriers
+
+__device__ __forceinline__ u32 sm_of_cta() {
+    u32 sm;
+    asm("mov.u32 %0, %%smid;" : "=r"(sm));
+    return sm;
+}
+
+__device__ __forceinline__ float power_of_2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 
 __device__ __forceinline__ u32 address_of(const void* p) {
     return static_cast<u32>(__cvta_generic_to_shared(p));
@@ -185,7 +204,7 @@ __device__ __noinline__ void report(const Parameters& p, Shared& s, u32 code, in
                                     u32 seen, u32 wanted) {
     s.is_aborted = 1;
     if (atomicCAS(p.fault, 0u, code) != 0u) return;
-    const u32 record[6] = {blockIdx.x, u32(place), u32(step), seen, wanted, code};
+    const u32 record[6] = {sm_of_cta(), u32(place), u32(step), seen, wanted, code};
     for (int i = 0; i < 6; ++i) *reinterpret_cast<volatile u32*>(p.host_fault + 1 + i) = record[i];
     __threadfence_system();
     *reinterpret_cast<volatile u32*>(p.host_fault) = code;
@@ -197,9 +216,8 @@ __device__ __forceinline__ bool is_given_up(const Parameters& p, Shared& s, u32 
     return s.is_aborted;
 }
 
-__device__ __forceinline__ void await_barrier(const Parameters& p, Shared& s, u32 barrier,
-                                              u32 parity, u32 code, int place) {
-    if (is_complete(barrier, parity)) return;
+__device__ __noinline__ void await_long(const Parameters& p, Shared& s, u32 barrier, u32 parity,
+                                        u32 code, int place) {
     const long long begin = clock64();
     for (u32 round = 0; !is_complete(barrier, parity); ++round) {
         if (is_given_up(p, s, round) || (code == SLOT_LATE && s.stops_loads)) return;
@@ -208,17 +226,20 @@ __device__ __forceinline__ void await_barrier(const Parameters& p, Shared& s, u3
     }
 }
 
-__device__ __forceinline__ void await_counter(const Parameters& p, Shared& s, int counter,
-                                              u32 wanted, int place, int step) {
+__device__ __forceinline__ void await_barrier(const Parameters& p, Shared& s, u32 barrier,
+                                              u32 parity, u32 code, int place) {
+    if (!is_complete(barrier, parity)) await_long(p, s, barrier, parity, code, place);
+}
+
+__device__ __noinline__ void await_counter(const Parameters& p, Shared& s, int counter, u32 wanted,
+                                           int place, int step) {
     const u32* at = p.counters + counter * COUNTER_STRIDE;
-    u32 seen = acquired(at);
-    if (seen >= wanted) return;
     const long long begin = clock64();
-    for (u32 round = 0; seen < wanted; ++round) {
-        if (is_given_up(p, s, round)) return;
+    for (u32 round = 0;; ++round) {
+        const u32 seen = acquired(at);
+        if (seen >= wanted || is_given_up(p, s, round)) return;
         if (u64(clock64() - begin) > p.patience)
             return report(p, s, COUNTER_LATE, place, step, seen, wanted);
-        seen = acquired(at);
     }
 }
 
@@ -260,26 +281,30 @@ struct Producer {
     Shared& s;
     char* ring;
     u64 policy;
-    Place at;
+    Place at, landed;
     u32 issued;
 
     // Load some rows into the next stage; they may end in one matrix and go on in another.
-    template <int K, typename Row>
-    __device__ __forceinline__ bool load(int first, int count, int place, Row row) {
+    __device__ __forceinline__ bool load(const Instruction& one, int first, int count, int side,
+                                         int columns, int place) {
         const u32 full = address_of(&s.full[at.slot]);
         await_barrier(p, s, address_of(&s.empty[at.slot]), at.parity ^ 1, SLOT_LATE, place);
+        // More in flight than memory needs only lengthens its queues, for activations as well.
+        if (issued >= u32(p.ahead)) {
+            await_barrier(p, s, address_of(&s.full[landed.slot]), landed.parity, LOAD_LATE, place);
+            landed.advance(1);
+        }
         if (s.is_aborted || s.stops_loads) return false;
         if (SKIP_LOADS) {
             arrive(full);
         } else {
-            expect(full, count * 2 * K);
+            expect(full, count * 2 * columns);
             u32 to = address_of(ring) + at.slot * STAGE_BYTES;
             while (count > 0) {
-                int run;
-                const u16* from = row(first, run);
-                run = min(run, count);
-                copy(to, from, run * 2 * K, full, policy);
-                to += run * 2 * K, first += run, count -= run;
+                int run = count, row = first;
+                const u16* matrix = matrix_of(one, side, row, run);
+                copy(to, matrix + size_t(row) * columns, run * 2 * columns, full, policy);
+                to += run * 2 * columns, first += run, count -= run;
             }
         }
         at.advance(1);
@@ -287,67 +312,45 @@ struct Producer {
         return true;
     }
 
-    template <int K, typename Row>
-    __device__ __forceinline__ bool load_all(const Instruction& one, int place, Row row) {
-        constexpr int ROWS = Tiling<K>::ROWS;
-        constexpr int SEGMENT = Tiling<K>::SEGMENT;
-        for (int segment = 0; segment < one.count; segment += SEGMENT) {
-            const int end = min(segment + SEGMENT, one.count);
-            for (int i = segment; i < end; i += ROWS)
-                if (!load<K>(one.first + i, min(ROWS, end - i), place, row)) return false;
-        }
-        return true;
-    }
-
-    __device__ __forceinline__ bool load_pairs(const Instruction& one, int place) {
-        constexpr int ROWS = Tiling<HIDDEN>::ROWS;
-        constexpr int PAIRS = Tiling<HIDDEN>::PAIRS;
+    // The matrix of a row, which row of it that is, and how many of `run` rows it has from there.
+    __device__ __forceinline__ const u16* matrix_of(const Instruction& one, int side, int& row,
+                                                    int& run) const {
         const Layer& layer = s.layers[one.layer];
-        for (int segment = 0; segment < one.count; segment += PAIRS) {
-            const int end = min(segment + PAIRS, one.count);
-            for (int i = segment; i < end; i += ROWS)
-                for (int side = 0; side < 2; ++side) {
-                    const u16* matrix = side ? layer.up : layer.gate;
-                    auto row = [&](int at, int& run) {
-                        run = MOST_ROWS;
-                        return matrix + size_t(at) * HIDDEN;
-                    };
-                    if (!load<HIDDEN>(one.first + i, min(ROWS, end - i), place, row)) return false;
-                }
+        if (one.op == HEAD) return p.head;
+        if (one.op == O) return layer.o;
+        if (one.op == DOWN) return layer.down;
+        if (one.op == GATED) return side ? layer.up : layer.gate;
+        const u16* matrix = layer.q;
+        int end = Q_WIDTH;
+        if (row >= Q_WIDTH + KV_WIDTH) {
+            matrix = layer.v, row -= Q_WIDTH + KV_WIDTH, end = KV_WIDTH;
+        } else if (row >= Q_WIDTH) {
+            matrix = layer.k, row -= Q_WIDTH, end = KV_WIDTH;
         }
-        return true;
+        run = min(run, end - row);
+        return matrix;
     }
 
     __device__ __forceinline__ bool run(const Instruction& one, int place) {
-        const Layer& layer = s.layers[one.layer];
-        auto qkv = [&](int at, int& run) {
-            const u16* matrix = layer.q;
-            run = Q_WIDTH - at;
-            if (at >= Q_WIDTH + KV_WIDTH) {
-                matrix = layer.v, at -= Q_WIDTH + KV_WIDTH, run = KV_WIDTH - at;
-            } else if (at >= Q_WIDTH) {
-                matrix = layer.k, at -= Q_WIDTH, run = KV_WIDTH - at;
-            }
-            return matrix + size_t(at) * HIDDEN;
-        };
-        auto o = [&](int at, int& run) {
-            run = MOST_ROWS;
-            return layer.o + size_t(at) * Q_WIDTH;
-        };
-        auto down = [&](int at, int& run) {
-            run = MOST_ROWS;
-            return layer.down + size_t(at) * INNER;
-        };
-        auto head = [&](int at, int& run) {
-            run = MOST_ROWS;
-            return p.head + size_t(at) * HIDDEN;
-        };
-        switch (one.op) {
-            case QKV: return load_all<HIDDEN>(one, place, qkv);
-            case O: return load_all<Q_WIDTH>(one, place, o);
-            case GATED: return load_pairs(one, place);
-            case DOWN: return load_all<INNER>(one, place, down);
-            case HEAD: return load_all<HIDDEN>(one, place, head);
+        const int op = one.op, sides = op == GATED ? 2 : 1;
+        if (op == ATTEND || op >= NEXT) return true;
+        const int columns = op == O ? Q_WIDTH : op == DOWN ? INNER : HIDDEN;
+        const int rows = op == O      ? Tiling<Q_WIDTH>::ROWS
+                         : op == DOWN ? Tiling<INNER>::ROWS
+                                      : Tiling<HIDDEN>::ROWS;
+        const int segment_size = op == O       ? Tiling<Q_WIDTH>::SEGMENT
+                                 : op == DOWN  ? Tiling<INNER>::SEGMENT
+                                 : op == GATED ? Tiling<HIDDEN>::PAIRS
+                                               : Tiling<HIDDEN>::SEGMENT;
+#pragma unroll 1
+        for (int segment = 0; segment < one.count; segment += segment_size) {
+            const int end = min(segment + segment_size, one.count);
+#pragma unroll 1
+            for (int i = segment; i < end; i += rows)
+#pragma unroll 1
+                for (int side = 0; side < sides; ++side)
+                    if (!load(one, one.first + i, min(rows, end - i), side, columns, place))
+                        return false;
         }
         return true;
     }
@@ -359,10 +362,8 @@ struct Producer {
             const u32 barrier = address_of(&s.full[i % STAGES]), parity = i / STAGES & 1;
             const long long begin = clock64();
             while (!is_complete(barrier, parity))
-                if (u64(clock64() - begin) > p.patience) {
-                    report(p, s, DRAIN_LATE, i, 0, barrier, parity);
-                    break;
-                }
+                if (u64(clock64() - begin) > p.patience)
+                    return report(p, s, LOAD_LATE, i, 0, barrier, parity);
         }
     }
 };
@@ -393,9 +394,9 @@ __device__ __forceinline__ int row_of(int lane) {
 }
 
 __device__ __forceinline__ float activated(float x) {
-    if (ACTIVATION == 0) return x / (1.0f + __expf(-x));
+    if (ACTIVATION == 0) return __fdividef(x, 1.0f + __expf(-x));
     if (ACTIVATION == 1) return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
-    return x / (1.0f + __expf(-1.5957691216057308f * (x + 0.044715f * x * x * x)));
+    return __fdividef(x, 1.0f + __expf(-1.5957691216057308f * (x + 0.044715f * x * x * x)));
 }
 
 __device__ __forceinline__ Best better(Best a, Best b) {
@@ -418,8 +419,17 @@ struct Consumer {
     Shared& s;
     const char* ring;
     Place at;
-    int place;
-    u64 waited, starved;
+    int place, op;
+    u32 sm;
+    long long latest;
+
+    // Add the time since the mark before to that of a mark.
+    __device__ __forceinline__ void mark(int which) {
+        if (!PROFILE || threadIdx.x != 0) return;
+        const long long now = clock64();
+        s.profile[PROFILE ? op : 0][which] += now - latest;
+        latest = now;
+    }
 
     __device__ __forceinline__ int oldest() const {
         return p.window ? max(0, s.slot + 1 - p.window) : 0;
@@ -433,20 +443,19 @@ struct Consumer {
     // Wait until all activations that an instruction reads are there; false: leave.
     __device__ __forceinline__ bool await(const Instruction& one, int round) {
         if (threadIdx.x == 0) {
-            const long long begin = PROFILE ? clock64() : 0;
             if (one.wait >= 0 && !SKIP_MATH)
                 await_counter(p, s, one.wait, u32(one.arrivals) * (round + 1), place, round);
-            if (PROFILE) waited += clock64() - begin;
             s.leaves[place % 2] = s.is_aborted;
         }
         sync_consumers();
+        mark(WAIT);
         return s.leaves[place % 2] == 0;
     }
 
     __device__ __forceinline__ void await_stage(const Place& tile) {
         const long long begin = PROFILE ? clock64() : 0;
         await_barrier(p, s, address_of(&s.full[tile.slot]), tile.parity, STAGE_LATE, place);
-        if (PROFILE && threadIdx.x == 0) starved += clock64() - begin;
+        if (PROFILE && threadIdx.x == 0) s.profile[PROFILE ? op : 0][STARVED] += clock64() - begin;
     }
 
     // Multiply one tile by x; the sums of each warp go to `parts`.
@@ -489,7 +498,7 @@ struct Consumer {
     }
 
     // Load x of a product, with the gain of a norm in it, and the sum of its squares.
-    template <int K, int OP>
+    template <int K>
     __device__ __forceinline__ void load_inputs(const Instruction& one, const uint4* gains,
                                                 float (&x)[Tiling<K>::EACH][8]) {
         const int member = threadIdx.x % TEAM, lane = threadIdx.x % 32;
@@ -500,20 +509,21 @@ struct Consumer {
 #pragma unroll
             for (int j = 0; j < 8; ++j) x[i][j] = 0.0f;
             if (column >= K) continue;
-            if constexpr (OP == O) {
+            if (K == Q_WIDTH && op == O) {
                 load_attended(one.layer, column, x[i]);
-            } else if constexpr (OP == DOWN) {
+            } else if (K == INNER && op == DOWN) {
                 unpack(load8(p.gated + size_t(one.layer) * INNER + column), x[i]);
-            } else {
-                if (OP == QKV && one.layer == 0) {
+            } else if (K == HIDDEN) {
+                if (op == QKV && one.layer == 0) {
                     unpack(load8(p.embedding + size_t(s.token) * HIDDEN + column), x[i]);
 #pragma unroll
                     for (int j = 0; j < 8; ++j)
                         x[i][j] = wide(narrow(x[i][j] * EMBEDDING_SCALE));
                 } else {
-                    const int layer = OP == GATED ? one.layer : OP == HEAD ? LAYERS - 1
-                                                                           : one.layer - 1;
-                    const float* from = OP == GATED ? p.middle : p.output;
+                    const int layer = op == QKV    ? one.layer - 1
+                                      : op == HEAD ? LAYERS - 1
+                                                   : one.layer;
+                    const float* from = op == GATED ? p.middle : p.output;
                     load_floats(from + size_t(layer) * HIDDEN + column, x[i]);
                 }
                 float gain[8];
@@ -525,11 +535,15 @@ struct Consumer {
                 }
             }
         }
-        if constexpr (OP != O && OP != DOWN) {
+        if (K == HIDDEN && has_norm()) {
             for (int offset = 16; offset >= 1; offset /= 2)
                 square += __shfl_xor_sync(0xffffffffu, square, offset);
             if (lane == 0 && threadIdx.x < TEAM) s.squares[threadIdx.x / 32] = square;
         }
+    }
+
+    __device__ __forceinline__ bool has_norm() const {
+        return op == QKV || op == GATED || op == HEAD;
     }
 
     // Merge the splits of attention.
@@ -549,131 +563,135 @@ struct Consumer {
             if (split >= used) break;
             float part[8];
             load_floats(from + split * DIM, part);
-            const float weight = exp2f(lse[split] - largest);
+            const float weight = power_of_2(lse[split] - largest);
             total += weight;
 #pragma unroll
             for (int j = 0; j < 8; ++j) x[j] = fmaf(weight, part[j], x[j]);
         }
 #pragma unroll
-        for (int j = 0; j < 8; ++j) x[j] /= total;
+        for (int j = 0; j < 8; ++j) x[j] = __fdividef(x[j], total);
     }
 
     __device__ __forceinline__ float bias_of(const u16* bias, int row) const {
-        return bias == nullptr ? 0.0f : wide(__ldg(bias + row));
+        return !HAS_BIAS || bias == nullptr ? 0.0f : wide(__ldg(bias + row));
     }
 
     // What is added to an output: its bias, and the residual stream. Known before the wait.
-    template <int OP>
     __device__ __forceinline__ float offset_of(const Layer& layer, int number, int row) const {
-        if constexpr (OP == QKV) {
-            if (row >= Q_WIDTH + KV_WIDTH) return bias_of(layer.v_bias, row - Q_WIDTH - KV_WIDTH);
-            if (row >= Q_WIDTH) return bias_of(layer.k_bias, row - Q_WIDTH);
-            return bias_of(layer.q_bias, row);
-        } else if constexpr (OP == O) {
-            float before;
-            if (number == 0)
-                before = wide(narrow(wide(p.embedding[size_t(s.token) * HIDDEN + row]) *
-                                     EMBEDDING_SCALE));
-            else
-                before = __ldcg(p.output + size_t(number - 1) * HIDDEN + row);
-            return before + bias_of(layer.o_bias, row);
-        } else if constexpr (OP == DOWN) {
-            return __ldcg(p.middle + size_t(number) * HIDDEN + row) + bias_of(layer.down_bias, row);
-        } else if constexpr (OP == GATED) {
-            return bias_of(layer.gate_bias, row);
+        float before = 0.0f;
+        if (op == DOWN) {
+            before = __ldcg(p.middle + size_t(number) * HIDDEN + row);
+        } else if (op == O && number > 0) {
+            before = __ldcg(p.output + size_t(number - 1) * HIDDEN + row);
+        } else if (op == O) {
+            const float x = wide(p.embedding[size_t(s.token) * HIDDEN + row]);
+            before = wide(narrow(x * EMBEDDING_SCALE));
         }
-        return 0.0f;
+        if (!HAS_BIAS || op == HEAD) return before;
+        const u16* bias = op == O ? layer.o_bias : op == DOWN ? layer.down_bias : layer.gate_bias;
+        if (op == QKV) {
+            bias = layer.q_bias;
+            if (row >= Q_WIDTH + KV_WIDTH) {
+                bias = layer.v_bias, row -= Q_WIDTH + KV_WIDTH;
+            } else if (row >= Q_WIDTH) {
+                bias = layer.k_bias, row -= Q_WIDTH;
+            }
+        }
+        return before + bias_of(bias, row);
     }
 
-    template <int K, int OP>
+    template <int K>
     __device__ __forceinline__ bool product(const Instruction& one, int round) {
         using T = Tiling<K>;
-        constexpr bool HAS_NORM = OP == QKV || OP == GATED || OP == HEAD;
-        constexpr int SEGMENT = OP == GATED ? T::PAIRS : T::SEGMENT;
+        const bool is_gated = K == HIDDEN && op == GATED;
+        const int segment_size = is_gated ? T::PAIRS : T::SEGMENT;
         const int thread = threadIdx.x, member = thread % TEAM, team = thread / TEAM;
-        const Layer& layer = s.layers[OP == HEAD ? 0 : one.layer];
+        const Layer& layer = s.layers[one.layer];
         uint4 gains[T::EACH];
-        if constexpr (HAS_NORM) {
-            const u16* gain = OP == HEAD ? p.norm : OP == GATED ? layer.mlp_gain
-                                                                : layer.attention_gain;
+        if (K == HIDDEN && has_norm()) {
+            const u16* gain = op == HEAD ? p.norm : is_gated ? layer.mlp_gain
+                                                             : layer.attention_gain;
 #pragma unroll
             for (int i = 0; i < T::EACH; ++i)
                 if (member + i * TEAM < T::VECTORS)
                     gains[i] = __ldg(reinterpret_cast<const uint4*>(gain) + member + i * TEAM);
         }
         float offset = 0.0f;
-        if (thread < min(SEGMENT, one.count))
-            offset = offset_of<OP>(layer, one.layer, one.first + thread);
+        if (thread < min(segment_size, one.count))
+            offset = offset_of(layer, one.layer, one.first + thread);
         if (!await(one, round)) return false;
         float x[T::EACH][8];
-        if (!SKIP_MATH) load_inputs<K, OP>(one, gains, x);
+        if (!SKIP_MATH) load_inputs<K>(one, gains, x);
+        mark(INPUTS);
         Best best = {NEGATIVE, 0};
         int buffer = 0;
-        for (int segment = 0; segment < one.count; segment += SEGMENT) {
-            const int count = min(SEGMENT, one.count - segment);
+#pragma unroll 1
+        for (int segment = 0; segment < one.count; segment += segment_size) {
+            const int count = min(segment_size, one.count - segment);
             const int each = (count + T::ROWS - 1) / T::ROWS;
-            const int tiles = OP == GATED ? 2 * each : each;
+            const int tiles = is_gated ? 2 * each : each;
             // A team always has the same slots: it has then seen the fill before the one it waits
             // for, whose parity is that of the last but one.
             const int skipped = (team + GROUPS - at.slot % GROUPS) % GROUPS;
             Place tile = at;
             tile.advance(skipped);
+#pragma unroll 1
             for (int i = skipped; i < tiles; i += GROUPS, tile.advance(GROUPS)) {
-                const int first = OP == GATED ? i % 2 * (PARTS / 2) + i / 2 * T::ROWS : i * T::ROWS;
+                const int first = is_gated ? i % 2 * (PARTS / 2) + i / 2 * T::ROWS : i * T::ROWS;
                 multiply<K>(tile, x, s.parts[buffer] + first);
             }
             at.advance(tiles % STAGES);
             if (tiles / STAGES % 2) at.parity ^= 1;
+            mark(TILES);
             sync_consumers();
+            mark(SYNC);
             if (thread / 32 * 32 < count && !SKIP_MATH) {
                 if (segment > 0 && thread < count)
-                    offset = offset_of<OP>(layer, one.layer, one.first + segment + thread);
+                    offset = offset_of(layer, one.layer, one.first + segment + thread);
                 if (thread < count)
-                    store<K, OP>(one, segment + thread, s.parts[buffer] + thread, offset, best);
-                if (OP != HEAD) signal(p, one.signal);
+                    store<K>(one, segment + thread, s.parts[buffer] + thread, offset, best);
+                mark(STORE);
+                if (op != HEAD) signal(p, one.signal);
+                mark(SIGNAL);
             }
             buffer ^= 1;
         }
-        if constexpr (OP == HEAD) {
-            if (thread < PARTS && !SKIP_MATH) {
-                best = best_of_warp(best);
-                if (thread % 32 == 0) {
-                    Best* to = p.bests + blockIdx.x * PART_WARPS + thread / 32;
-                    __stcg(reinterpret_cast<float2*>(to),
-                           make_float2(best.value, __int_as_float(best.token)));
-                }
-                signal(p, one.signal);
+        if (K == HIDDEN && op == HEAD && thread < PARTS && !SKIP_MATH) {
+            best = best_of_warp(best);
+            if (thread % 32 == 0) {
+                Best* to = p.bests + sm * PART_WARPS + thread / 32;
+                __stcg(reinterpret_cast<float2*>(to),
+                       make_float2(best.value, __int_as_float(best.token)));
             }
+            signal(p, one.signal);
         }
         return true;
     }
 
     // Finish an output of a product.
-    template <int K, int OP>
+    template <int K>
     __device__ __forceinline__ void store(const Instruction& one, int index,
                                           const float (*parts)[WARPS], float offset, Best& best) {
         float value = added(parts), scale = 1.0f;
-        if constexpr (OP == QKV || OP == GATED || OP == HEAD) {
+        if (K == HIDDEN && has_norm()) {
             float square = 0.0f;
 #pragma unroll
             for (int warp = 0; warp < WARPS; ++warp) square += s.squares[warp];
-            scale = rsqrtf(square / K + EPSILON);
+            scale = rsqrtf(square * (1.0f / K) + EPSILON);
         }
         value = fmaf(value, scale, offset);
         const int row = one.first + index;
-        if constexpr (OP == QKV) {
-            __stcg(p.qkv + size_t(one.layer) * QKV_WIDTH + row, value);
-        } else if constexpr (OP == O) {
-            __stcg(p.middle + size_t(one.layer) * HIDDEN + row, value);
-        } else if constexpr (OP == DOWN) {
-            __stcg(p.output + size_t(one.layer) * HIDDEN + row, value);
-        } else if constexpr (OP == GATED) {
+        if (K == HIDDEN && op == GATED) {
             const float up = fmaf(added(parts + PARTS / 2), scale,
                                   bias_of(s.layers[one.layer].up_bias, row));
             p.gated[size_t(one.layer) * INNER + row] = narrow(activated(value) * up);
-        } else {
+        } else if (K == HIDDEN && op == HEAD) {
             if (p.logits != nullptr) p.logits[row] = value;
             if (value > best.value) best.value = value, best.token = row;
+        } else {
+            float* to = op == QKV ? p.qkv + size_t(one.layer) * QKV_WIDTH
+                                  : (op == O ? p.middle : p.output) + size_t(one.layer) * HIDDEN;
+            __stcg(to + row, value);
         }
     }
 
@@ -685,14 +703,14 @@ struct Consumer {
         float other[8];
         load_floats(from + column, x);
         load_floats(from + (column + DIM / 2) % DIM, other);
-        if (gain != nullptr) {
+        if (HAS_QK_NORM) {
             float square = 0.0f;
 #pragma unroll
             for (int j = 0; j < 8; ++j) square = fmaf(x[j], x[j], square);
 #pragma unroll
             for (int offset = KEY_LANES / 2; offset >= 1; offset /= 2)
                 square += __shfl_xor_sync(0xffffffffu, square, offset);
-            const float scale = rsqrtf(square / DIM + EPSILON);
+            const float scale = rsqrtf(square * (1.0f / DIM) + EPSILON);
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
                 const float one = wide(gain[column + j]);
@@ -739,6 +757,7 @@ struct Consumer {
         load_rotated(qkv + head * DIM, layer.q_gain, cosine, sine, q);
         load_rotated(qkv + Q_WIDTH + key_head * DIM, layer.k_gain, cosine, sine, new_k);
         load_floats(qkv + Q_WIDTH + KV_WIDTH + key_head * DIM + column, new_v);
+        mark(INPUTS);
         uint4 packed_k, packed_v;
         u32* narrow_k = reinterpret_cast<u32*>(&packed_k);
         u32* narrow_v = reinterpret_cast<u32*>(&packed_v);
@@ -776,8 +795,8 @@ struct Consumer {
                     score *= SCALE;
                     const float before = largest;
                     largest = fmaxf(largest, score);
-                    const float shrink = exp2f(before - largest);
-                    const float weight = exp2f(score - largest);
+                    const float shrink = power_of_2(before - largest);
+                    const float weight = power_of_2(score - largest);
                     total = fmaf(total, shrink, weight);
 #pragma unroll
                     for (int j = 0; j < 8; ++j)
@@ -785,12 +804,13 @@ struct Consumer {
                 }
             }
         }
+        mark(TILES);
         // Teams of the warp, then warps of the CTA.
         for (int offset = KEY_LANES; offset < 32; offset *= 2) {
             const float other = __shfl_xor_sync(0xffffffffu, largest, offset);
             const float before = largest;
             largest = fmaxf(largest, other);
-            const float mine = exp2f(before - largest), theirs = exp2f(other - largest);
+            const float mine = power_of_2(before - largest), theirs = power_of_2(other - largest);
             total = total * mine + __shfl_xor_sync(0xffffffffu, total, offset) * theirs;
 #pragma unroll
             for (int j = 0; j < 8; ++j)
@@ -802,6 +822,7 @@ struct Consumer {
             if (lane == 0) s.attended[warp][DIM] = largest, s.attended[warp][DIM + 1] = total;
         }
         sync_consumers();
+        mark(SYNC);
         if (thread / 32 * 32 < DIM) {
             if (thread < DIM && split < used) {
                 float top = NEGATIVE, sum = 0.0f, all = 0.0f;
@@ -809,15 +830,17 @@ struct Consumer {
                 for (int i = 0; i < CONSUMERS / 32; ++i) top = fmaxf(top, s.attended[i][DIM]);
 #pragma unroll
                 for (int i = 0; i < CONSUMERS / 32; ++i) {
-                    const float weight = exp2f(s.attended[i][DIM] - top);
+                    const float weight = power_of_2(s.attended[i][DIM] - top);
                     sum = fmaf(weight, s.attended[i][thread], sum);
                     all = fmaf(weight, s.attended[i][DIM + 1], all);
                 }
                 const size_t unit = size_t(one.layer) * HEADS * GROUP * SPLITS + one.first;
-                __stcg(p.partial + unit * DIM + thread, sum / all);
-                if (thread == 0) __stcg(p.lse + unit, top + log2f(all));
+                __stcg(p.partial + unit * DIM + thread, __fdividef(sum, all));
+                if (thread == 0) __stcg(p.lse + unit, top + __log2f(all));
             }
+            mark(STORE);
             signal(p, one.signal);
+            mark(SIGNAL);
         }
         return true;
     }
@@ -839,7 +862,7 @@ struct Consumer {
             // Logits that are NaN may have chosen none.
             const int token = min(max(best.token, 0), VOCABULARY - 1);
             for (int i = 0; i < MOST_STOPS; ++i) s.is_finished |= s.stops[i] == token;
-            if (blockIdx.x == 0) {
+            if (sm == 0) {
                 const long long call = p.state[CALL];
                 *reinterpret_cast<volatile long long*>(p.tokens + s.step) = call << 32 | token;
             }
@@ -854,16 +877,14 @@ struct Consumer {
     }
 
     __device__ __forceinline__ bool run(const Instruction& one, int round) {
-        switch (one.op) {
-            case QKV: return product<HIDDEN, QKV>(one, round);
-            case ATTEND: return attend(one, round);
-            case O: return product<Q_WIDTH, O>(one, round);
-            case GATED: return product<HIDDEN, GATED>(one, round);
-            case DOWN: return product<INNER, DOWN>(one, round);
-            case HEAD: return product<HIDDEN, HEAD>(one, round);
-            case NEXT: return next(one, round);
-        }
-        return true;
+        if (op == ATTEND) return attend(one, round);
+        if (op == NEXT) return next(one, round);
+        if (op >= OPS) return true;
+        // One copy of the code for each number of inputs.
+        const int columns = op == O ? Q_WIDTH : op == DOWN ? INNER : HIDDEN;
+        if (columns == HIDDEN) return product<HIDDEN>(one, round);
+        if (Q_WIDTH != HIDDEN && columns == Q_WIDTH) return product<Q_WIDTH>(one, round);
+        return product<INNER>(one, round);
     }
 };
 
@@ -873,7 +894,14 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
     char* ring = memory;
     Shared& s = *reinterpret_cast<Shared*>(memory + STAGES * STAGE_BYTES);
     const int thread = threadIdx.x;
-    const Instruction* mine = p.instructions + size_t(blockIdx.x) * INSTRUCTIONS;
+    // The schedule knows SMs, which differ in the rate at which they read.
+    const u32 sm = sm_of_cta();
+    if (sm >= gridDim.x) {
+        if (thread == 0 && atomicCAS(p.fault, 0u, u32(UNKNOWN_SM)) == 0u)
+            *reinterpret_cast<volatile u32*>(p.host_fault) = UNKNOWN_SM;
+        return;
+    }
+    const Instruction* mine = p.instructions + size_t(sm) * INSTRUCTIONS;
     for (int i = thread; i < INSTRUCTIONS * int(sizeof(Instruction)) / 16; i += blockDim.x)
         reinterpret_cast<uint4*>(s.instructions)[i] = reinterpret_cast<const uint4*>(mine)[i];
     for (int i = thread; i < LAYERS * int(sizeof(Layer)) / 16; i += blockDim.x)
@@ -895,7 +923,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
         if (thread > CONSUMERS) return;
         u64 policy;
         asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-        Producer producer = {p, s, ring, policy, {0, 0}, 0};
+        Producer producer = {p, s, ring, policy, {0, 0}, {0, 0}, 0};
         bool goes_on = s.is_finished == 0;
         for (int round = 0; round < p.steps && goes_on; ++round)
             for (int i = 0; i < INSTRUCTIONS && goes_on; ++i)
@@ -903,32 +931,26 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1)
         producer.drain();
         return;
     }
-    Consumer consumer = {p, s, ring, {0, 0}, 0, 0, 0};
-    u64 totals[OPS][3];
-    if (PROFILE)
-        for (int op = 0; op < OPS; ++op) totals[op][0] = totals[op][1] = totals[op][2] = 0;
+    const long long begin = PROFILE ? clock64() : 0;
+    if (PROFILE && thread == 0)
+        for (int i = 0; i < OPS * MARKS; ++i) s.profile[0][i] = 0;
+    Consumer consumer = {p, s, ring, {0, 0}, 0, 0, sm, begin};
     bool goes_on = true;
     for (int round = 0; round < p.steps && goes_on && !s.is_finished; ++round)
+#pragma unroll 1
         for (int i = 0; i < INSTRUCTIONS && goes_on; ++i) {
             const Instruction one = s.instructions[i];
-            const long long begin = PROFILE ? clock64() : 0;
-            consumer.place = i;
+            consumer.place = i, consumer.op = one.op;
             goes_on = consumer.run(one, round);
-            if (PROFILE && thread == 0)
-                for (int op = 0; op < OPS; ++op)
-                    if (op == one.op) {
-                        totals[op][0] += clock64() - begin;
-                        totals[op][1] += consumer.waited, totals[op][2] += consumer.starved;
-                        consumer.waited = consumer.starved = 0;
-                    }
         }
     s.stops_loads = 1;
-    if (thread == 0 && blockIdx.x == 0) {
+    if (thread == 0 && sm == 0) {
         p.state[SLOT] = s.slot, p.state[STEP] = s.step, p.state[TOKEN] = s.token;
         p.state[IS_FINISHED] = s.is_finished;
     }
-    if (PROFILE && thread == 0)
-        for (int op = 0; op < OPS; ++op)
-            for (int i = 0; i < 3; ++i)
-                p.profile[(size_t(blockIdx.x) * OPS + op) * 3 + i] = totals[op][i];
+    if (PROFILE && thread == 0) {
+        s.profile[0][MARKS - 1] = clock64() - begin;
+        for (int i = 0; i < OPS * MARKS; ++i)
+            p.profile[size_t(sm) * OPS * MARKS + i] = s.profile[0][i];
+    }
 }

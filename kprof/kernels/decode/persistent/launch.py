@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kprof.errors import KprofError
-from kprof.kernels.decode._model import Decoder
+from kprof.kernels.decode._model import Decoder, Weight
 from kprof.kernels.decode.persistent.executor import LOG2_E, SPLIT_KEYS, Memory
 from kprof.kernels.decode.persistent.schedule import (
     MOST_SPLITS,
@@ -30,6 +31,8 @@ SOURCE = Path(__file__).with_name("kernel.cu")
 ARCHITECTURE = "sm_90a"
 # Warps that multiply a tile together, and how many such teams a CTA has.
 WARPS, GROUPS = 8, 2
+# Stages in flight at most, of 16 KiB.
+AHEAD = 4
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 COUNTER_STRIDE = 32
 MOST_STOPS = 16
@@ -41,7 +44,8 @@ FAULTS = {
     1: "results of other CTAs were late",
     2: "a load of weights was late",
     3: "a stage was not freed in time",
-    4: "a load was not done at the end",
+    4: "a load was not done in time",
+    5: "an SM has a number that is too large",
 }
 MAX_DYNAMIC_SHARED = 8
 
@@ -57,7 +61,7 @@ class Parameters(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in POINTERS),
         ("patience", ctypes.c_uint64),
-        *((name, ctypes.c_int) for name in ("steps", "length", "window", "kept")),
+        *((name, ctypes.c_int) for name in ("steps", "length", "window", "kept", "ahead")),
     ]
 
 
@@ -101,7 +105,7 @@ def shared_bytes(schedule: Schedule, stages: int, warps: int, groups: int) -> in
         + 2 * PARTS * warps * 4
         + warps * groups * (sizes.dim + 4) * 4
         + stages * 16
-        + 512
+        + 1_024
     )
     return stages * sizes.stage_bytes + -(-kept // 128) * 128
 
@@ -126,6 +130,8 @@ def definitions(schedule: Schedule, decoder: Decoder, **others: Any) -> dict[str
         "EMBEDDING_SCALE": f"{float(decoder.embedding_scale)!r}f",
         "ACTIVATION": ACTIVATIONS[decoder.activation],
         "ADD_ONE": int(decoder.adds_one),
+        "HAS_BIAS": int(any(one.bias is not None for one in _linears(decoder))),
+        "HAS_QK_NORM": int(decoder.layers[0].q_norm is not None),
         "WARPS": WARPS,
         "GROUPS": GROUPS,
         "SKIP_LOADS": 0,
@@ -135,14 +141,19 @@ def definitions(schedule: Schedule, decoder: Decoder, **others: Any) -> dict[str
     }
 
 
+def _linears(decoder: Decoder) -> Iterable[Weight]:
+    for one in decoder.layers:
+        yield from (one.q, one.k, one.v, one.o, one.gate, one.up, one.down)
+
+
 @functools.lru_cache
-def checked(sizes: Sizes, num_sms: int) -> Schedule:
-    """Return the schedule of a model.
+def checked(sizes: Sizes, speeds: tuple[float, ...]) -> Schedule:
+    """Return the schedule of a model for SMs that read at these rates, in any unit.
 
     Raises:
         RuntimeError: it is wrong.
     """
-    schedule = schedule_of(sizes, num_sms)
+    schedule = schedule_of(sizes, speeds)
     why = why_wrong(schedule)
     if why is not None:
         raise RuntimeError(f"the schedule is wrong: {why}")
@@ -217,6 +228,8 @@ class Persistent:
         rotations: tuple[Tensor, Tensor] | None = None,
         patience_s: float = PATIENCE_S,
         stages: int | None = None,
+        ahead: int = AHEAD,
+        speeds: Sequence[float] | None = None,
         **defined: Any,
     ) -> None:
         """Compile for a model, and check the schedule.
@@ -231,6 +244,8 @@ class Persistent:
             rotations: Cosines and sines, (slots, dim) in float32; None: those of the model.
             patience_s: Seconds after which a wait is a fault.
             stages: Of the ring; None: as many as fit.
+            ahead: Stages in flight at most.
+            speeds: The rate at which each SM reads, in any unit; None: all the same.
             defined: Definitions of the source that differ.
 
         Raises:
@@ -241,7 +256,8 @@ class Persistent:
         properties = torch.cuda.get_device_properties(device)
         num_sms = properties.multi_processor_count
         self.decoder, self.device = decoder, device
-        self.schedule = checked(sizes_of(decoder, num_sms), num_sms)
+        speeds = tuple(speeds or [1.0] * num_sms)
+        self.schedule = checked(sizes_of(decoder, num_sms), speeds)
         warps, groups = defined.get("WARPS", WARPS), defined.get("GROUPS", GROUPS)
         limit = properties.shared_memory_per_block_optin
         if stages is None:
@@ -262,7 +278,7 @@ class Persistent:
         )
         self.fault = torch.zeros(8, dtype=torch.int32, device=device)
         self.host_fault = torch.zeros(8, dtype=torch.int32).pin_memory()
-        self.profile = torch.zeros(num_sms, 7, 3, dtype=torch.int64, device=device)
+        self.profile = torch.zeros(num_sms, 7, 8, dtype=torch.int64, device=device)
         cos, sin = rotations or decoder.rotations(keys.shape[2])
         table = torch.from_numpy(self.schedule.table()).to(device)
         layers = torch.tensor(self._pointers(keys, values), dtype=torch.int64).to(device)
@@ -299,6 +315,7 @@ class Persistent:
             length=keys.shape[2],
             window=decoder.layers[0].window or 0,
             kept=tokens.shape[0],
+            ahead=min(ahead, stages),
         )
 
     def _pointers(self, keys: Tensor, values: Tensor) -> list[list[int]]:

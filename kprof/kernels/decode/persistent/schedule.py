@@ -8,7 +8,7 @@ schedule computes each value once and reads none too early; nothing runs that it
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -171,18 +171,19 @@ class Schedule:
         )
 
 
-def schedule_of(sizes: Sizes, num_sms: int) -> Schedule:
-    """Return a schedule for a model: each SM has as many bytes of each operator as the others.
+def schedule_of(sizes: Sizes, speeds: Sequence[float]) -> Schedule:
+    """Return a schedule for a model: the bytes of an SM are in proportion to its speed.
 
-    Outputs that are left over go to the SMs with the fewest bytes so far.
+    Speeds are the rates at which SMs read, in any unit. The sums over operators are within the
+    bytes of an output of that.
     """
-    queues: list[list[Instruction]] = [[] for _ in range(num_sms)]
-    num_bytes = [0] * num_sms
+    queues: list[list[Instruction]] = [[] for _ in speeds]
+    num_bytes = [0] * len(speeds)
     counter, arrivals = NONE, 0
     for op, layer in _operators(sizes):
         signal = NONE if op == Op.NEXT else counter + 1
         arrived, first = 0, 0
-        for sm, count in enumerate(_shares(sizes, op, num_bytes)):
+        for sm, count in enumerate(_shares(sizes, op, num_bytes, speeds)):
             for start, size in _pieces(op, first, count):
                 one = Instruction(op, layer, start, size, counter, arrivals, signal)
                 queues[sm].append(one)
@@ -194,14 +195,21 @@ def schedule_of(sizes: Sizes, num_sms: int) -> Schedule:
     return Schedule(sizes, tuple(map(tuple, queues)))
 
 
-def _shares(sizes: Sizes, op: Op, num_bytes: list[int]) -> list[int]:
-    """Return how many outputs of an operator each SM has."""
-    num_sms = len(num_bytes)
-    whole, rest = divmod(sizes.outputs(op), num_sms)
-    counts = [whole] * num_sms
-    for sm in np.argsort(num_bytes, kind="stable")[:rest]:
-        counts[sm] += 1
-    return counts
+def _shares(sizes: Sizes, op: Op, num_bytes: list[int], speeds: Sequence[float]) -> list[int]:
+    """Return how many outputs of an operator each SM has, after so many bytes."""
+    total, row_bytes = sizes.outputs(op), sizes.row_bytes(op)
+    goals = np.full(len(speeds), total / len(speeds))
+    if op not in (Op.ATTEND, Op.NEXT):
+        share = np.array(speeds) / sum(speeds)
+        goals = ((sum(num_bytes) + total * row_bytes) * share - num_bytes) / row_bytes
+    counts = np.floor(goals.clip(min=0)).astype(int)
+    while counts.sum() != total:
+        # An SM is at most one output from its goal.
+        rest = total - int(counts.sum())
+        missing = np.where(counts > 0, goals - counts, np.inf) if rest < 0 else counts - goals
+        counts[np.argsort(missing, kind="stable")[: abs(rest)]] += np.sign(rest)
+    found: list[int] = counts.tolist()
+    return found
 
 
 def _pieces(op: Op, first: int, count: int) -> list[tuple[int, int]]:
