@@ -98,7 +98,7 @@ class Decoding:
             return
         graphs_ms = 0.0 if self._is_persistent else engine.step_ms()
         try:
-            engine.persistent = Persistent(
+            engine.persistent = Persistent.measured(
                 self.decoder,
                 *(engine.keys[:, 0], engine.values[:, 0]),
                 *(engine.state[0], engine.stops, engine.tokens[0]),

@@ -38,6 +38,8 @@ COUNTER_STRIDE = 32
 MOST_STOPS = 16
 # Bytes of an instruction, and of the pointers of a layer.
 INSTRUCTION_BYTES, LAYER_BYTES = 32, 160
+# How often the rates of SMs are measured, and over how many tokens.
+MEASUREMENTS, MEASURED_STEPS = 3, 16
 # Seconds that a wait may take: longer than any other process has the GPU for.
 PATIENCE_S = 2.0
 FAULTS = {
@@ -318,6 +320,18 @@ class Persistent:
             ahead=min(ahead, stages),
         )
 
+    @classmethod
+    def measured(cls, *given: Any, **others: Any) -> Persistent:
+        """Return a kernel whose SMs have bytes in proportion to their rates, measured here.
+
+        The first of a device takes about two seconds. The arguments are those of `Persistent`. The
+        state of the sequence and its tokens change.
+        """
+        device = given[0].device
+        if device not in _SPEEDS:
+            _SPEEDS[device] = _measured_speeds(*given, **others)
+        return cls(*given, speeds=_SPEEDS[device], **others)
+
     def _pointers(self, keys: Tensor, values: Tensor) -> list[list[int]]:
         found = []
         for index, one in enumerate(self.decoder.layers):
@@ -367,6 +381,27 @@ class Persistent:
                 f"instruction {place}, step {step}: {seen}, not {wanted}",
                 fix="stop other processes on this GPU, or decode without the persistent kernel",
             )
+
+
+# Of each device, the rates of its SMs relative to their mean.
+_SPEEDS: dict[torch.device, tuple[float, ...]] = {}
+
+
+def _measured_speeds(*given: Any, **others: Any) -> tuple[float, ...]:
+    """Return the speeds with which all SMs end their loads together.
+
+    SMs compete, so each measurement starts from the speeds of the one before.
+    """
+    speeds = None
+    for _ in range(MEASUREMENTS):
+        kernel = Persistent(*given, speeds=speeds, **others, SKIP_MATH=1, PROFILE=1)
+        kernel.run(MEASURED_STEPS)
+        torch.cuda.current_stream(kernel.device).synchronize()
+        kernel.check()
+        cycles = kernel.profile[:, 0, -1].double().cpu()
+        rates = cycles.mean() / cycles * torch.tensor(speeds or 1.0, dtype=torch.float64)
+        speeds = tuple(rates.tolist())
+    return speeds or ()
 
 
 def _clock_khz(device: torch.device) -> int:
