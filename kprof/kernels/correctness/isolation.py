@@ -333,6 +333,11 @@ def _begin(
     return results, finish
 
 
+def _named(subject: Subject, given: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the arguments of a call with their names; options that it leaves out have none."""
+    return zip(argument_names(subject), given, strict=False)
+
+
 def find_kept_memory(subject: Subject, function: Function, case: Case) -> Iterator[str]:
     """Find arguments and results that are kept after the caller has let them go: a leak."""
     if not is_plain(case):
@@ -341,7 +346,7 @@ def find_kept_memory(subject: Subject, function: Function, case: Case) -> Iterat
     for number in range(NUM_DRAWN):
         given = _given(subject, case, draw(subject, replace(case, seed=case.seed + number)))
         outputs = tensors_in(_called_with(function, subject, case, given))
-        found = {f"input {n}": a for n, a in zip(argument_names(subject), given, strict=True)}
+        found = {f"input {n}": a for n, a in _named(subject, given)}
         found |= name_outputs(outputs)
         if subject.differentiable:
             found |= gradients_of(outputs, given, subject, case, draw_arriving(outputs, case))
@@ -432,7 +437,7 @@ def _find_unseen_writes(
     for name in _names_of_writable(subject, function, case, values):
         given = _given(subject, case, values)
         outputs = tensors_in(_called_with(function, subject, case, given))
-        places = dict(zip(argument_names(subject), given, strict=True)) | name_outputs(outputs)
+        places = dict(_named(subject, given)) | name_outputs(outputs)
         try:
             with torch.no_grad():
                 places[name].add_(1)
@@ -452,8 +457,7 @@ def _names_of_writable(
     """Return the names of arguments and outputs that a caller may write to after a call."""
     given = _given(subject, case, values)
     outputs = name_outputs(tensors_in(_called_with(function, subject, case, given)))
-    names = argument_names(subject)
-    pairs = enumerate(zip(names, given, strict=True))
+    pairs = enumerate(_named(subject, given))
     places = [*(pair for i, pair in pairs if i not in subject.writes), *outputs.items()]
     return [n for n, one in places if isinstance(one, Tensor) and one.is_floating_point()]
 

@@ -470,3 +470,14 @@ def test_a_copy_by_the_version_of_a_parameter_passes():
         return (x - x.detach() + copy) * 2
 
     assert "for parameters" not in faults_of(copied).get(ORDER, "")
+
+
+def test_a_truth_with_options_does_not_switch_a_check_off():
+    kept = []
+
+    def keeping(x):
+        kept.append(x)
+        return x * 2
+
+    faults = faults_of(keeping, truth=lambda x, scale=2: x * scale)
+    assert faults.keys() == {KEPT}
