@@ -30,6 +30,8 @@ SETS_AUTOCAST = {"set_autocast_enabled", "set_autocast_cpu_enabled", "set_autoca
 INTERRUPTED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 # Attributes of a tensor that depend neither on its values nor on its dtype.
 SHAPE = {"shape", "device", "ndim", "is_cuda", "layout", "size", "dim", "numel"}
+# Attributes that do not depend on its values.
+METADATA = SHAPE | {"dtype"}
 # Modules inside modules that a value may pass on its way to linear layers.
 MOST_LEVELS = 4
 # Layers, by module and class, that multiply their only input by a weight and do nothing else.
@@ -188,6 +190,82 @@ class Uses:
         are_operands = self.are_operands(node)
         for child in ast.iter_child_nodes(node):
             self._read(child, names, is_operand=are_operands)
+
+
+class Effects(NamedTuple):
+    """Finds calls in the code of a layer: with the name of `self`, its norms, its children."""
+
+    owner: str
+    norms: frozenset[str]
+    children: set[str]
+
+    def norm_called(self, node: ast.AST) -> tuple[str, str] | None:
+        """Return the norm, and the name of the variable, of `self.NORM(NAME)`."""
+        if not isinstance(node, ast.Call) or len(node.args) != 1 or node.keywords:
+            return None
+        norm, given = self.child(node.func), node.args[0]
+        if norm not in self.norms or not isinstance(given, ast.Name):
+            return None
+        return norm, given.id
+
+    def child(self, node: ast.AST) -> str:
+        """Return the name of a child `self.NAME`; empty: it is something else."""
+        if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
+            return ""
+        is_own = node.value.id == self.owner and node.attr in self.children
+        return node.attr if is_own else ""
+
+    def first_effect_of(self, statement: ast.stmt) -> ast.AST | None:
+        """Return the first part of a statement that runs code; None: it only copies."""
+        if isinstance(statement, ast.Pass):
+            return None
+        value = getattr(statement, "value", None)
+        targets = getattr(statement, "targets", None) or [getattr(statement, "target", None)]
+        are_names = all(is_name(one) for one in targets)
+        if isinstance(statement, (ast.Return, ast.AugAssign)) or not are_names:
+            # The statement itself has an effect after its value.
+            is_known = isinstance(statement, (ast.Return, ast.AugAssign, ast.Assign, ast.Expr))
+            is_free = isinstance(statement, ast.Expr)
+            effect = self.first_effect(value) if is_known else statement
+            return effect if effect is not None or is_free else statement
+        is_known = isinstance(statement, (ast.Assign, ast.AnnAssign))
+        return self.first_effect(value) if is_known else statement
+
+    def first_effect(self, node: ast.AST | None) -> ast.AST | None:
+        """Return the first part of an expression, in order of evaluation, that runs code.
+
+        None: it has only names, constants and children.
+        """
+        if node is None or isinstance(node, (ast.Name, ast.Constant)) or self.child(node):
+            return None
+        parts: Sequence[ast.AST | None] = ()
+        if isinstance(node, ast.Call):
+            parts = (node.func, *node.args, *(one.value for one in node.keywords))
+        elif isinstance(node, ast.BinOp):
+            parts = (node.left, node.right)
+        elif isinstance(node, (ast.Tuple, ast.List)):
+            parts = node.elts
+        elif isinstance(node, ast.Attribute):
+            parts = (node.value,)
+        elif isinstance(node, ast.Subscript):
+            parts = (node.value, node.slice)
+        effects = (self.first_effect(one) for one in parts)
+        first = next((one for one in effects if one is not None), None)
+        is_free = isinstance(node, (ast.Tuple, ast.List)) and first is None
+        return None if is_free else first or node
+
+
+def children_of(module: Module) -> set[str]:
+    """Return the names for which `self.NAME` is always a child."""
+    cls = type(module)
+    plain = (
+        cls.__getattribute__ is Module.__getattribute__ and cls.__getattr__ is Module.__getattr__
+    )
+    return {
+        name
+        for name, child in module._modules.items()
+        if child is not None and plain and not hasattr(cls, name) and name not in module.__dict__
+    }
 
 
 class Reader(NamedTuple):

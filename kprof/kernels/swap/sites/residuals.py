@@ -13,7 +13,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.compiler import is_compiling
@@ -49,12 +49,14 @@ from kprof.kernels.swap.sites.readers import (
     telling,
 )
 from kprof.kernels.swap.uses import (
+    METADATA,
     READS_LOCALS,
-    SHAPE,
+    Effects,
     Narrowing,
     Place,
     Uses,
     blocks_of,
+    children_of,
     is_name,
     place_of_node,
 )
@@ -69,8 +71,6 @@ LOCALS = "its forward reads its local variables as a whole"
 WATCHED = "its norm has hooks, or another forward"
 ANOTHER = "its norm is another one now"
 NO_TENSORS = "it adds something else than two plain tensors"
-# Attributes of a tensor that do not depend on its values.
-METADATA = SHAPE | {"dtype"}
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
         if not known:
             continue
         forward = type(module).forward
-        key = ("joints", type(module), forward, frozenset(known), frozenset(_children_of(module)))
+        key = ("joints", type(module), forward, frozenset(known), frozenset(children_of(module)))
         found = request.once(key, joints_of, module, frozenset(known))
         label, what = name or type(module).__name__, type(module).__name__
         if isinstance(found, Obstacle):
@@ -184,25 +184,12 @@ def _arguments_of(
     return x, residual, weight, eps, *(() if is_default(found) else (found.form,))
 
 
-def _children_of(module: Module) -> set[str]:
-    """Return the names for which `self.NAME` is always a child."""
-    cls = type(module)
-    plain = (
-        cls.__getattribute__ is Module.__getattribute__ and cls.__getattr__ is Module.__getattr__
-    )
-    return {
-        name
-        for name, child in module._modules.items()
-        if child is not None and plain and not hasattr(cls, name) and name not in module.__dict__
-    }
-
-
 def joints_of(module: Module, norms: frozenset[str]) -> Found | Obstacle:
     """Return the joints and obstacles of a layer's forward.
 
     An obstacle instead means that the forward cannot be analysed.
     """
-    forward, names = type(module).forward, norms & _children_of(module)
+    forward, names = type(module).forward, norms & children_of(module)
     inner = innermost(forward)
     tree = None if inner is None else tree_of(forward)
     if inner is None or tree is None:
@@ -215,7 +202,7 @@ def joints_of(module: Module, norms: frozenset[str]) -> Found | Obstacle:
     if not owner:
         return Found(tree)
     found = Found(tree)
-    _look(tree.body, _Reader(owner[0].arg, names, _children_of(module)), found)
+    _look(tree.body, Effects(owner[0].arg, names, children_of(module)), found)
     if READS_LOCALS & {*_names_of(inner.__code__)} and found.joints:
         return Obstacle(found.joints[0].norm, LOCALS)
     shared = set(inner.__code__.co_cellvars)
@@ -262,70 +249,7 @@ def _is_assigned(name: str, tree: ast.AST) -> bool:
     )
 
 
-class _Reader(NamedTuple):
-    """Reads the code of a layer: the name of `self`, its norms, its children."""
-
-    owner: str
-    norms: frozenset[str]
-    children: set[str]
-
-    def norm_called(self, node: ast.AST) -> tuple[str, str] | None:
-        """Return the norm, and the name of the variable, of `self.NORM(NAME)`."""
-        if not isinstance(node, ast.Call) or len(node.args) != 1 or node.keywords:
-            return None
-        norm, given = self.child(node.func), node.args[0]
-        if norm not in self.norms or not isinstance(given, ast.Name):
-            return None
-        return norm, given.id
-
-    def child(self, node: ast.AST) -> str:
-        """Return the name of a child `self.NAME`; empty: it is something else."""
-        if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
-            return ""
-        is_own = node.value.id == self.owner and node.attr in self.children
-        return node.attr if is_own else ""
-
-    def first_effect_of(self, statement: ast.stmt) -> ast.AST | None:
-        """Return the first part of a statement that runs code; None: it only copies."""
-        if isinstance(statement, ast.Pass):
-            return None
-        value = getattr(statement, "value", None)
-        targets = getattr(statement, "targets", None) or [getattr(statement, "target", None)]
-        are_names = all(is_name(one) for one in targets)
-        if isinstance(statement, (ast.Return, ast.AugAssign)) or not are_names:
-            # The statement itself has an effect after its value.
-            is_known = isinstance(statement, (ast.Return, ast.AugAssign, ast.Assign, ast.Expr))
-            is_free = isinstance(statement, ast.Expr)
-            effect = self.first_effect(value) if is_known else statement
-            return effect if effect is not None or is_free else statement
-        is_known = isinstance(statement, (ast.Assign, ast.AnnAssign))
-        return self.first_effect(value) if is_known else statement
-
-    def first_effect(self, node: ast.AST | None) -> ast.AST | None:
-        """Return the first part of an expression, in order of evaluation, that runs code.
-
-        None: it has only names, constants and children.
-        """
-        if node is None or isinstance(node, (ast.Name, ast.Constant)) or self.child(node):
-            return None
-        parts: Sequence[ast.AST | None] = ()
-        if isinstance(node, ast.Call):
-            parts = (node.func, *node.args, *(one.value for one in node.keywords))
-        elif isinstance(node, ast.BinOp):
-            parts = (node.left, node.right)
-        elif isinstance(node, (ast.Tuple, ast.List)):
-            parts = node.elts
-        elif isinstance(node, ast.Attribute):
-            parts = (node.value,)
-        elif isinstance(node, ast.Subscript):
-            parts = (node.value, node.slice)
-        effects = (self.first_effect(one) for one in parts)
-        first = next((one for one in effects if one is not None), None)
-        is_free = isinstance(node, (ast.Tuple, ast.List)) and first is None
-        return None if is_free else first or node
-
-
-def _look(block: Sequence[ast.stmt], read: _Reader, found: Found) -> None:
+def _look(block: Sequence[ast.stmt], read: Effects, found: Found) -> None:
     """Find sums of a block, and of inner blocks, whose norm is in the same block."""
     for place, statement in enumerate(block):
         for inside in blocks_of(statement):
@@ -349,7 +273,7 @@ def _is_sum(statement: ast.stmt) -> bool:
     )
 
 
-def _follow(adds: Any, rest: Sequence[ast.stmt], read: _Reader, found: Found) -> None:
+def _follow(adds: Any, rest: Sequence[ast.stmt], read: Effects, found: Found) -> None:
     """Follow a sum to its norm."""
     names = {one.id for one in adds.targets}
     stored, guards = set(names), list[ast.expr]()
@@ -398,7 +322,7 @@ def _is_guard(statement: ast.If, stored: set[str]) -> bool:
     return not statement.orelse and is_free(statement.test)
 
 
-def _called_later(block: Sequence[ast.stmt], names: set[str], read: _Reader) -> str:
+def _called_later(block: Sequence[ast.stmt], names: set[str], read: Effects) -> str:
     """Return the norm of one of these variables; empty: none.
 
     A variable that is assigned again no longer counts.
