@@ -48,9 +48,9 @@ from kprof.kernels.tiles.activations import GELU_ERF, GELU_SIGMOID, GELU_TANH, a
 FORMS = {"none": GELU_ERF.value, "tanh": GELU_TANH.value, "sigmoid": GELU_SIGMOID.value}
 # Elements of a CTA: two 16-byte loads for each of 128 threads, in 16 bits.
 BLOCK, WARPS = 2_048, 4
-# Backward with a bias: columns of a CTA, CTAs per SM, and stages of its prefetch pipeline, which
-# take 24 KiB of shared memory in 16 bits.
-MOST_COLUMNS, CTAS_PER_SM, STAGES = 512, 8, 3
+# Backward with a bias: elements of a tile, columns of a CTA, CTAs per SM, stages of its prefetch
+# pipeline. A CTA holds the sums of a tile in registers; 12 of them fit on an SM.
+TILE, MOST_COLUMNS, CTAS_PER_SM, STAGES = 1_024, 512, 12, 3
 
 Approximation = Literal["none", "tanh", "sigmoid"]
 
@@ -240,7 +240,7 @@ def _run_backward_of_bias(dy, x, form, dtype) -> list[Tensor]:
 def _tile_of(columns: int) -> tuple[int, int]:
     """Return rows and columns of a tile."""
     block = min(MOST_COLUMNS, next_power_of_two(columns))
-    return max(1, BLOCK // block), block
+    return max(1, TILE // block), block
 
 
 @triton.jit
