@@ -300,7 +300,7 @@ def fidelity(name):
     loss = learn(model)
     decoder = decoder_of(model)
     wide = copy.deepcopy(model).double()
-    engine = Engine(decoder, 1, LENGTH + 1, distance=_engine.best_distance(decoder, 1))
+    engine = Engine(decoder, 1, LENGTH + 1)
     found = []
     for tokens in texts(model.config.vocab_size, SEQUENCES, LENGTH + 1, 5).split(1):
         with torch.no_grad():
@@ -462,8 +462,6 @@ def ablations(decoder, tokens):
     engine = Engine(decoder, 1, 512)
     engine.pdl = False
     print(f"  without dependent launch {us_per_token(engine, tokens):8.1f} us")
-    for one in distances(decoder, tokens):
-        print(f"  prefetch {one['share_of_l2']} of L2 ahead {one['value']:8.1f} us", flush=True)
     least = _engine.LEAST_KEYS
     for _engine.LEAST_KEYS in (64, 128, 512):
         us = us_per_token(Engine(decoder, 1, 512), tokens)
@@ -480,14 +478,6 @@ def ablations(decoder, tokens):
 # Measurements
 
 
-def distances(decoder, tokens):
-    """Yield a row for each distance of the prefetch."""
-    size = torch.cuda.get_device_properties(0).L2_cache_size
-    for share in (0.0, 0.05, 0.1, 0.2, 0.3, 0.4):
-        us = us_per_token(Engine(decoder, 1, 512, distance=int(share * size)), tokens)
-        yield row(f"prefetch-{share}-us-per-token", us, "us", "lower", share_of_l2=share)
-
-
 def measure(name, args):
     """Yield the rows of a model, the most wanted first, until the time is over."""
     model = model_of(name)
@@ -495,42 +485,38 @@ def measure(name, args):
     tokens = prompts(model)
     rate = read_rate()
     token_reach, first_reach = REACHES.get(name, (None, None))
-    distance = _engine.best_distance(decoder, 1)
-    us = us_per_token(Engine(decoder, 1, 512, distance=distance), tokens)
+    us = us_per_token(Engine(decoder, 1, 512), tokens)
     share = decoder.bytes_per_token(PROMPT + 64) / us * 1e6 / rate
-    about = {"prefetch_bytes": distance, "gb_s": rate / 1e9}
     yield row(f"{name}-us-per-token", us, "us", "lower", reach=token_reach)
-    yield row(f"{name}-share-of-read", share, "of read", "higher", **about)
+    yield row(f"{name}-share-of-read", share, "of read", "higher", gb_s=rate / 1e9)
     yield from measure_first(name, model, tokens, args, first_reach)
-    for one in distances(decoder, tokens):
-        yield one | {"name": f"{name}-{one['name']}"}
-    yield from measure_others(name, model, decoder, distance, rate)
+    yield from measure_others(name, model, decoder, rate)
 
 
-def measure_others(name, model, decoder, distance, rate):
+def measure_others(name, model, decoder, rate):
     """Yield the rows of longer contexts, sampling and batches."""
     for context in (2_048, 8_192):
-        engine = Engine(decoder, 1, context + 512, distance=distance)
+        engine = Engine(decoder, 1, context + 512)
         us = us_per_token(engine, prompts(model, 1, context))
         share = decoder.bytes_per_token(context + 64) / us * 1e6 / rate
         yield row(f"{name}-{context}-us-per-token", us, "us", "lower", share=share)
     sampling = Sampling(is_sampled=True, temperature=0.8, top_k=50, top_p=0.95)
-    engine = Engine(decoder, 1, 512, distance=distance)
+    engine = Engine(decoder, 1, 512)
     us = us_per_token(engine, prompts(model), sampling)
     yield row(f"{name}-sampled-us-per-token", us, "us", "lower")
     for batch in (1, 8):
-        error = difference(model, decoder, batch, distance)
+        error = difference(model, decoder, batch)
         yield row(f"{name}-batch{batch}-difference-from-the-model", error, "relative L2", "lower")
     for batch in (8, 4, 2):
-        engine = Engine(decoder, batch, 512, distance=distance)
+        engine = Engine(decoder, batch, 512)
         us = us_per_token(engine, prompts(model, batch))
         yield row(f"{name}-batch{batch}-us-per-step", us, "us", "lower")
 
 
-def difference(model, decoder, batch, distance):
+def difference(model, decoder, batch):
     """Return the relative difference of the logits behind a prompt from those of the model."""
     tokens = prompts(model, batch, 300)
-    engine = Engine(decoder, batch, 512, distance=distance)
+    engine = Engine(decoder, batch, 512)
     with engine.on_stream():
         engine.begin(tokens, None, [], 0)
         engine.step(Sampling(is_sampled=True))

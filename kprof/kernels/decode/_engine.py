@@ -13,14 +13,6 @@ from torch import Tensor
 
 from kprof.kernels.decode import _reference, _step
 from kprof.kernels.decode._model import Decoder, Layer, Weight
-from kprof.kernels.decode._prefetch import (
-    ALIGNMENT,
-    PIECES,
-    SHARES_OF_L2,
-    paired,
-    plan_of,
-    tiles_of,
-)
 from kprof.kernels.decode.persistent.launch import Persistent
 from kprof.kernels.runtime import Launcher, kind_of, next_power_of_two, num_sms
 
@@ -126,12 +118,8 @@ class Engine:
         batch: int,
         length: int,
         tilings: Tilings | None = None,
-        distance: int = 0,
     ) -> None:
-        """Allocate for `batch` sequences of at most `length` tokens.
-
-        `distance`: how many bytes ahead weights are prefetched into L2; 0: none are.
-        """
+        """Allocate for `batch` sequences of at most `length` tokens."""
         self.decoder, self.batch = decoder, batch
         self.length = max(LEAST_LENGTH, next_power_of_two(length))
         self.tilings = tilings or tilings_of(decoder, batch)
@@ -172,47 +160,11 @@ class Engine:
         if self.is_cuda:
             self.tokens = self.tokens.pin_memory()
         self._seen = self.tokens.numpy()
-        self._plans = self._planned(distance) if self.pdl else {}
-        self._no_plan = torch.zeros(1, dtype=torch.int64, device=device)
         self._graphs: dict[Any, torch.cuda.CUDAGraph] = {}
         self._prompts: dict[tuple[int, bool], tuple[Tensor, Tensor | None]] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.is_cuda else None
         self.persistent: Persistent | None = None
         self._is_padded = False
-
-    def _planned(self, distance: int) -> dict[Any, Tensor]:
-        """Return the plan of each kernel that reads weights, by its first weight."""
-        decoder, tilings = self.decoder, self.tilings
-        # The rows of weights are multiples of the alignment, as widths are multiples of 8.
-        if not distance or any(one.data_ptr() % ALIGNMENT for one in decoder.weights()):
-            return {}
-        kernels, keys = [], []
-        for layer in decoder.layers:
-            stacked = [one.weight for one in (layer.q, layer.k, layer.v)]
-            gate, up = (
-                tiles_of([one.weight], tilings.gated.rows) for one in (layer.gate, layer.up)
-            )
-            kernels += [
-                tiles_of(stacked, tilings.qkv.rows),
-                tiles_of([layer.o.weight], tilings.o.rows),
-                paired(gate, up),
-                tiles_of([layer.down.weight], tilings.down.rows),
-            ]
-            keys += [layer.q.weight, layer.o.weight, layer.gate.weight, layer.down.weight]
-        head = tilings.head
-        kernels.append(tiles_of([decoder.head.weight], head.rows * head.tiles))
-        keys.append(decoder.head.weight)
-        plan = plan_of(kernels, distance).to(decoder.device)
-        parts = plan.split([len(kernel) for kernel in kernels])
-        return {id(key): part for key, part in zip(keys, parts, strict=True)}
-
-    def _plan(self, weight: Tensor) -> dict[str, Any]:
-        """Return the arguments of a kernel that prefetches; of none without a plan."""
-        part = self._plans.get(id(weight))
-        return {
-            "plan": self._no_plan if part is None else part,
-            "PIECES": PIECES if part is not None else 0,
-        }
 
     def __del__(self) -> None:
         """Wait for steps that still run, before their memory is freed."""
@@ -388,7 +340,6 @@ class Engine:
             self.qkv,
             tiling,
             self._options(tiling.warps),
-            **self._plan(layer.q.weight),
             eps=self.decoder.eps,
             adds_one=self.decoder.adds_one,
             is_first=layer is self.decoder.layers[0],
@@ -397,8 +348,7 @@ class Engine:
     def launch_added(self, weight: Weight, x: Tensor, tiling: Tiling) -> None:
         """Add the product of x to the residual stream."""
         options = self._options(tiling.warps)
-        plan = self._plan(weight.weight)
-        launch_linear(x, None, (weight,), self.residual, tiling, options, copy=self.copy, **plan)
+        launch_linear(x, None, (weight,), self.residual, tiling, options, copy=self.copy)
 
     def launch_attention(self, layer: Layer, index: int) -> None:
         """Append to the cache of a layer, and attend to it."""
@@ -455,7 +405,6 @@ class Engine:
             ADD_ONE=decoder.adds_one,
             HAS_BIAS=layer.gate.bias is not None,
             ACTIVATION=decoder.activation,
-            **self._plan(layer.gate.weight),
             **self._options(tiling.warps),
         )
 
@@ -479,7 +428,6 @@ class Engine:
             BATCH=self.batch,
             ADD_ONE=decoder.adds_one,
             KEEPS_LOGITS=keeps_logits,
-            **self._plan(decoder.head.weight),
             **self._options(tiling.warps),
         )
 
@@ -530,8 +478,6 @@ def launch_linear(
     eps: float = 0.0,
     adds_one: bool = False,
     is_first: bool = False,
-    plan: Tensor | None = None,
-    PIECES: int = 0,
 ) -> None:
     """Multiply rows x by weights into y; with a copy, add to y, and copy the sum in its dtype.
 
@@ -545,11 +491,11 @@ def launch_linear(
     has_norm, is_stacked, has_bias = gain is not None, len(weights) > 1, weights[0].bias is not None
     constants = (
         *(columns, tiling.block(columns), tiling.rows, tiling.ahead, x.shape[0], has_norm),
-        *(adds_one, is_stacked, has_bias, copy is not None, PIECES, is_first, options["PDL"]),
+        *(adds_one, is_stacked, has_bias, copy is not None, is_first, options["PDL"]),
     )
     tensors = (
         *(x, x if gain is None else gain, *matrices, *biases, y),
-        *(y if copy is None else copy, y if plan is None else plan),
+        y if copy is None else copy,
     )
     grid = sum(triton.cdiv(size, tiling.rows) for size in sizes)
     key = (kind_of(*tensors), *sizes, constants, options["num_warps"])
@@ -558,22 +504,6 @@ def launch_linear(
 
 
 _launch_linear = Launcher(_step.linear_kernel)
-
-
-def best_distance(decoder: Decoder, batch: int) -> int:
-    """Return the distance in bytes of the prefetch with the fastest steps, measured on this GPU.
-
-    It depends on the GPU's L2 and on the model, and costs about a second.
-    """
-    if not launches_early(decoder.device):
-        return 0
-    size = torch.cuda.get_device_properties(decoder.device).L2_cache_size
-    found = {}
-    for share in SHARES_OF_L2:
-        distance = int(share * size)
-        engine = Engine(decoder, batch, LEAST_LENGTH, distance=distance)
-        found[distance] = engine.step_ms()
-    return min(found, key=lambda distance: found[distance])
 
 
 def _padded_length(count: int) -> int:

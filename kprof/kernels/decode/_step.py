@@ -127,42 +127,6 @@ def _inverse_rms(square, eps, K: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def _fetch(address, num_bytes) -> None:
-    """Prefetch contiguous memory into L2, unless its length is 0: one instruction of one thread."""
-    tl.inline_asm_elementwise(
-        """{ .reg .pred some, first; .reg .u32 thread;
-        mov.u32 thread, %tid.x; setp.ne.u32 some, $2, 0;
-        setp.eq.and.u32 first, thread, 0, some;
-        @first cp.async.bulk.prefetch.L2.global [$1], $2;
-        mov.u32 $0, 0; }""",
-        "=r,l,r",
-        [address, num_bytes],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
-def _planned(plan, PIECES: tl.constexpr) -> tl.tensor:
-    """Return the addresses and lengths of the weights that this CTA prefetches."""
-    entry = plan + tl.program_id(0) * (2 * PIECES)
-    pieces = _none()
-    for piece in tl.static_range(2 * PIECES):
-        pieces = _with(pieces, tl.load(entry + piece))
-    return pieces
-
-
-@triton.jit
-def _fetch_planned(pieces, PIECES: tl.constexpr) -> None:
-    # Otherwise the compiler lets this CTA's own loads wait for the plan.
-    if PIECES > 0:
-        tl.debug_barrier()
-    for piece in tl.static_range(PIECES):
-        _fetch(pieces[2 * piece], pieces[2 * piece + 1].to(tl.int32))
-
-
-@triton.jit
 def linear_kernel(  # noqa: C901, PLR0915
     x_BK,
     gain_K,
@@ -174,7 +138,6 @@ def linear_kernel(  # noqa: C901, PLR0915
     bias2_N,
     y_BN,
     copy_BN,
-    plan,
     n0,
     n1,
     n2,
@@ -189,20 +152,17 @@ def linear_kernel(  # noqa: C901, PLR0915
     IS_STACKED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_ADDED: tl.constexpr,
-    PIECES: tl.constexpr,
     IS_FIRST: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     """Multiply x, normalised or not, by up to three weights; store the result, or add it to y.
 
-    A CTA has ROWS outputs. AHEAD: tiles that are loaded before the wait. PIECES: how many pieces of
-    later weights a CTA prefetches into L2, by the plan. IS_FIRST: kernels behind this one may start
-    only when the step before has ended, as they read the state of sequences at once.
+    A CTA has ROWS outputs. AHEAD: tiles that are loaded before the wait. IS_FIRST: kernels behind
+    this one may start only when the step before has ended, as they read the state of sequences at
+    once.
     """
     if PDL and not IS_FIRST:
         gdc_launch_dependents()
-    if PDL:
-        pieces = _planned(plan, PIECES)
     CHUNKS: tl.constexpr = (K + BLOCK - 1) // BLOCK
     block = tl.program_id(0)
     w, bias, n, offset = w0_NK, bias0_N, n0, n0 * 0
@@ -224,7 +184,6 @@ def linear_kernel(  # noqa: C901, PLR0915
         if chunk < AHEAD:
             tiles = _with(tiles, _weights(base, row_R, K, BLOCK, chunk))
     if PDL:
-        _fetch_planned(pieces, PIECES)
         gdc_wait()
     if PDL and IS_FIRST:
         gdc_launch_dependents()
@@ -288,7 +247,6 @@ def gated_kernel(  # noqa: C901, PLR0915
     gate_bias_N,
     up_bias_N,
     y_BN,
-    plan,
     n,
     eps,
     K: tl.constexpr,
@@ -299,13 +257,11 @@ def gated_kernel(  # noqa: C901, PLR0915
     ADD_ONE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
-    PIECES: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     """Store act(gate(norm(x))) * up(norm(x)); a CTA has ROWS outputs, as in `linear_kernel`."""
     if PDL:
         gdc_launch_dependents()
-        pieces = _planned(plan, PIECES)
     CHUNKS: tl.constexpr = (K + BLOCK - 1) // BLOCK
     first = tl.program_id(0) * ROWS
     start = first.to(tl.int64) * K
@@ -318,7 +274,6 @@ def gated_kernel(  # noqa: C901, PLR0915
             gates = _with(gates, _weights(gate_NK + start, row_R, K, BLOCK, chunk))
             ups = _with(ups, _weights(up_NK + start, row_R, K, BLOCK, chunk))
     if PDL:
-        _fetch_planned(pieces, PIECES)
         gdc_wait()
     gate_sums = _none()
     up_sums = _none()
@@ -386,7 +341,6 @@ def head_kernel(  # noqa: C901, PLR0915
     logits_BN,
     best_BG,
     token_BG,
-    plan,
     n,
     eps,
     K: tl.constexpr,
@@ -397,13 +351,11 @@ def head_kernel(  # noqa: C901, PLR0915
     BATCH: tl.constexpr,
     ADD_ONE: tl.constexpr,
     KEEPS_LOGITS: tl.constexpr,
-    PIECES: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     """Compute logits, TILES tiles a CTA, and store the largest of the CTA and its token."""
     if PDL:
         gdc_launch_dependents()
-        pieces = _planned(plan, PIECES)
     CHUNKS: tl.constexpr = (K + BLOCK - 1) // BLOCK
     group = tl.program_id(0)
     start = group * (ROWS * TILES)
@@ -415,7 +367,6 @@ def head_kernel(  # noqa: C901, PLR0915
         if step < AHEAD:
             tiles = _with(tiles, _numbered(base, row_R, last, K, BLOCK, step))
     if PDL:
-        _fetch_planned(pieces, PIECES)
         gdc_wait()
     # Of all sequences, each with its chunks.
     inputs = _none()

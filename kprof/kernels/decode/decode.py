@@ -22,7 +22,6 @@ from kprof.kernels.decode._engine import (
     STEPS_OF_GRAPH,
     Engine,
     Sampling,
-    best_distance,
     launch_linear,
     launch_options,
     launches_early,
@@ -72,8 +71,6 @@ class Decoding:
         self.problem = _why_no_device(decoder)
         self._addresses = self._addresses_now()
         self._engines: dict[int, Engine] = {}
-        # Of the prefetch, by batch.
-        self._distances: dict[int, int] = {}
         # Whether one launch is faster than graphs; None: not measured.
         self._is_persistent: bool | None = None
         self._is_checked = False
@@ -85,10 +82,7 @@ class Decoding:
             # Frees the smaller cache first.
             engine = None
             self._engines.pop(batch, None)
-            if batch not in self._distances:
-                self._distances[batch] = best_distance(self.decoder, batch)
-            distance = self._distances[batch]
-            engine = self._engines[batch] = Engine(self.decoder, batch, length, distance=distance)
+            engine = self._engines[batch] = Engine(self.decoder, batch, length)
             self._choose(engine)
         return engine
 

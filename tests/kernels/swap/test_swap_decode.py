@@ -7,7 +7,6 @@ import torch
 
 from kprof.kernels.decode._engine import Engine, Sampling, sampled
 from kprof.kernels.decode._model import decoder_of
-from kprof.kernels.decode._prefetch import PIECES, paired, plan_of, tiles_of
 from kprof.kernels.swap.swapping import swapped
 from tests.kernels.kernel_checks import INTERPRETED, quiet_numpy  # noqa: F401
 
@@ -175,33 +174,6 @@ def test_samples_keep_to_the_most_likely_tokens_in_their_shares():
     assert set(sampled(logits, Sampling(True, top_p=0.5)).flatten().tolist()) == {0}
     assert 3 not in sampled(logits, Sampling(True, top_p=0.8))
     assert set(sampled(logits, Sampling(True, temperature=0.01)).flatten().tolist()) == {0}
-
-
-@pytest.mark.parametrize("distance", [64, 1_000, 5_000])
-def test_every_tile_of_weights_is_prefetched_once_a_step_at_the_distance(distance):
-    first, second = torch.zeros(7, 8), torch.zeros(40, 8)
-    kernels = [
-        tiles_of([first, second], 2),
-        paired(*(tiles_of([one], 10) for one in (second,) * 2)),
-    ]
-    plan = plan_of(kernels, distance).reshape(-1, PIECES, 2)
-    ctas = [cta for kernel in kernels for cta in kernel]
-    assert len(plan) == len(ctas)
-    read = sum(size for cta in ctas for _, size in cta)
-    assert int(plan[:, :, 1].sum()) == read
-    # The stream position of each CTA, and that of the first byte it prefetches.
-    begins = [sum(size for cta in ctas[:place] for _, size in cta) for place in range(len(ctas))]
-    tiles = [tile for cta in ctas for tile in cta]
-    for begin, pieces in zip(begins, plan.tolist(), strict=True):
-        if pieces[0][1]:
-            places = [
-                sum(size for _, size in tiles[:i])
-                for i, tile in enumerate(tiles)
-                if tile[0] == pieces[0][0]
-            ]
-            ahead = [(place - begin) % read for place in places]
-            largest = max(size for _, size in tiles)
-            assert any(distance % read <= one <= distance % read + largest for one in ahead)
 
 
 class Adapted(torch.nn.Module):
