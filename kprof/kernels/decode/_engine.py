@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +33,17 @@ MOST_STOPS = 16
 # Entries of a sequence's state that the host writes.
 SLOT, START, PADDING, CALL, TOKEN = 0, 3, 4, 5, 6
 STATE_SIZE = 8
+# Of an SM of every GPU since Volta: 32-bit registers, CTAs and warps (CUDA C++ Programming Guide,
+# technical specifications).
+REGISTERS, MOST_CTAS, MOST_WARPS = 65_536, 32, 64
+# Of a thread beside its loads, by compilation for sm_90a.
+OTHER_REGISTERS = 32
+# So that a CTA of attention, which starts early, has room beside a CTA of the kernel before.
+REGISTERS_OF_ATTENTION = 192
+# Loads of 16 bytes in a thread, of one sequence.
+MOST_LOADS = 24
+# Rows of weights by which a CTA multiplies its inputs.
+LEAST_REUSE = 4
 # No token: the rest of a list of stop tokens.
 NONE = -1
 
@@ -64,34 +77,58 @@ class Tilings(NamedTuple):
     head: Tiling
 
 
-def tiling_of(columns: int, *, num_weights: int = 1, batch: int = 1) -> Tiling:
-    """Return a tiling of so many inputs: at most 16 loads of 16 bytes in a thread.
+def tiling_of(
+    outputs: int, columns: int, sms: int, *, num_weights: int = 1, batch: int = 1
+) -> Tiling:
+    """Return the tiling with the most bytes of weights loaded before the wait, of the whole GPU.
 
-    Several sequences have the weights in float32 between them, which takes twice the registers.
+    Registers hold the loads: as many CTAs are resident as registers allow. A grid that leaves SMs
+    without work counts as much less as it does. The inputs, which every CTA reads, are at most a
+    quarter of its weights where a thread can have as many loads.
+
+    Args:
+        outputs: Rows of a weight.
+        columns: Its columns.
+        sms: SMs of the GPU.
+        num_weights: Weights that a CTA has rows of.
+        batch: Sequences. Several have the weights in float32 between them, which takes twice the
+            registers.
     """
-    warps = 4 if columns <= 4_096 and batch <= 2 else 8
-    warps = min(warps, max(1, next_power_of_two(columns) // 256))
-    chunks = Tiling(1, warps, 1).num_chunks(columns)
-    rows = max(1, (16 if batch == 1 else 8) // (chunks * num_weights))
-    rows = 1 << (rows.bit_length() - 1)
-    return Tiling(min(rows, 16), warps, ahead=chunks)
+    most = MOST_LOADS if batch == 1 else MOST_LOADS // 3
+    found: dict[Tiling, tuple[float, ...]] = {}
+    # The first of equals: four warps, and many rows.
+    for warps in (4, 8, 2, 1):
+        if warps > 1 and 256 * warps > next_power_of_two(columns):
+            continue
+        chunks = Tiling(1, warps, 1).num_chunks(columns)
+        for rows in (16, 8, 4, 2, 1):
+            loads = rows * chunks * num_weights
+            registers = 32 * warps * (4 * loads * (1 if batch == 1 else 2) + OTHER_REGISTERS)
+            resident = min(REGISTERS // registers, MOST_CTAS, MOST_WARPS // warps)
+            ctas = max(1, -(-outputs // rows))
+            in_flight = min(resident * sms, ctas) * rows * num_weights
+            balanced = ctas / sms / math.ceil(ctas / sms)
+            reuse = min(LEAST_REUSE, rows * num_weights) if loads <= most else 0
+            found[Tiling(rows, warps, chunks)] = (reuse, in_flight * balanced)
+    return max(found, key=lambda tiling: found[tiling])
 
 
 def tilings_of(decoder: Decoder, batch: int) -> Tilings:
     """Return the tilings for a model."""
     hidden, inner = decoder.hidden, decoder.inner
     attended = decoder.heads * decoder.group * decoder.dim
-    qkv = tiling_of(hidden, batch=batch)
-    head = tiling_of(hidden, batch=batch)
+    projected = decoder.heads * (decoder.group + 2) * decoder.dim
+    tiling = partial(tiling_of, sms=num_sms(decoder.device), batch=batch)
+    head = tiling(decoder.vocabulary, hidden)
     if batch <= 2:
         # Two tiles ahead, of half the rows.
         rows = max(1, head.rows // 2)
         head = replace(head, rows=rows, tiles=8, ahead=2 * head.num_chunks(hidden))
     return Tilings(
-        qkv=qkv,
-        o=tiling_of(attended, batch=batch),
-        gated=tiling_of(hidden, num_weights=2, batch=batch),
-        down=tiling_of(inner, batch=batch),
+        qkv=tiling(projected, hidden),
+        o=tiling(hidden, attended),
+        gated=tiling(inner, hidden, num_weights=2),
+        down=tiling(hidden, inner),
         head=head,
     )
 
@@ -373,7 +410,7 @@ class Engine:
             GROUP=decoder.group,
             DIM=decoder.dim,
             ROWS=16,
-            EARLY=max(64, min(LEAST_KEYS, 16_384 // decoder.dim)),
+            EARLY=max(64, min(LEAST_KEYS, 32_768 // decoder.dim)),
             BLOCK=32 if decoder.dim > 128 else 64,
             LEAST=LEAST_KEYS,
             MERGED_ROWS=next_power_of_two(decoder.group),
@@ -382,6 +419,7 @@ class Engine:
             ADD_ONE=decoder.adds_one,
             HAS_WINDOW=layer.window is not None,
             **self._options(8),
+            **({"maxnreg": REGISTERS_OF_ATTENTION} if self.is_cuda else {}),
         )
 
     def launch_gated(self, layer: Layer) -> None:

@@ -89,6 +89,12 @@ def _sums(product_RK) -> tl.tensor:
     return tl.sum(product_RK.reshape([R, K // VECTOR, VECTOR]), axis=2)
 
 
+@triton.constexpr_function
+def sequences(batch) -> int:
+    """Return the least power of two that is no less than the batch."""
+    return 1 << (batch - 1).bit_length()
+
+
 @triton.jit
 def _stacked(parts, BATCH: tl.constexpr) -> tl.tensor:
     """Return parts (R, K) of each sequence as one (R, K, B), B a power of two, without exchange."""
@@ -164,6 +170,7 @@ def linear_kernel(  # noqa: C901, PLR0915
     if PDL and not IS_FIRST:
         gdc_launch_dependents()
     CHUNKS: tl.constexpr = (K + BLOCK - 1) // BLOCK
+    SEQUENCES: tl.constexpr = sequences(BATCH)
     block = tl.program_id(0)
     w, bias, n, offset = w0_NK, bias0_N, n0, n0 * 0
     if IS_STACKED:
@@ -183,10 +190,19 @@ def linear_kernel(  # noqa: C901, PLR0915
     for chunk in tl.static_range(CHUNKS):
         if chunk < AHEAD:
             tiles = _with(tiles, _weights(base, row_R, K, BLOCK, chunk))
+    if HAS_BIAS:
+        bias_R = tl.load(bias + first + row_R).to(tl.float32)
     if PDL:
         gdc_wait()
     if PDL and IS_FIRST:
         gdc_launch_dependents()
+    sequence_B = tl.arange(0, SEQUENCES)
+    at_R = offset + first + tl.arange(0, ROWS)
+    at_RB = at_R[:, None] + (sequence_B * (n0 + n1 + n2))[None, :]
+    is_there_RB = is_row_R[:, None] & (sequence_B < BATCH)[None, :]
+    if IS_ADDED:
+        # Before the sums, whose exchange of threads no load passes.
+        before_RB = tl.load(y_BN + at_RB, is_there_RB, other=0.0, cache_modifier=".cg")
     sums = _none()
     squares = _none()
     for b in tl.static_range(BATCH):
@@ -215,13 +231,9 @@ def linear_kernel(  # noqa: C901, PLR0915
             square_1B = tl.sum(_stacked(squares, BATCH), axis=1)
             value_RB *= _inverse_rms(square_1B, eps, K)
     if HAS_BIAS:
-        value_RB += tl.load(bias + first + row_R).to(tl.float32)[:, None]
-    sequence_B = tl.arange(0, value_RB.shape[1])
-    at_R = offset + first + tl.arange(0, ROWS)
-    at_RB = at_R[:, None] + (sequence_B * (n0 + n1 + n2))[None, :]
-    is_there_RB = is_row_R[:, None] & (sequence_B < BATCH)[None, :]
+        value_RB += bias_R[:, None]
     if IS_ADDED:
-        value_RB += tl.load(y_BN + at_RB, is_there_RB, other=0.0, cache_modifier=".cg")
+        value_RB += before_RB
         tl.store(copy_BN + at_RB, value_RB.to(copy_BN.dtype.element_ty), is_there_RB)
     tl.store(y_BN + at_RB, value_RB, is_there_RB)
 
@@ -273,6 +285,9 @@ def gated_kernel(  # noqa: C901, PLR0915
         if chunk < AHEAD:
             gates = _with(gates, _weights(gate_NK + start, row_R, K, BLOCK, chunk))
             ups = _with(ups, _weights(up_NK + start, row_R, K, BLOCK, chunk))
+    if HAS_BIAS:
+        gate_bias_R = tl.load(gate_bias_N + first + row_R).to(tl.float32)
+        up_bias_R = tl.load(up_bias_N + first + row_R).to(tl.float32)
     if PDL:
         gdc_wait()
     gate_sums = _none()
@@ -313,8 +328,8 @@ def gated_kernel(  # noqa: C901, PLR0915
         gate_RB *= scale_1B
         up_RB *= scale_1B
     if HAS_BIAS:
-        gate_RB += tl.load(gate_bias_N + first + row_R).to(tl.float32)[:, None]
-        up_RB += tl.load(up_bias_N + first + row_R).to(tl.float32)[:, None]
+        gate_RB += gate_bias_R[:, None]
+        up_RB += up_bias_R[:, None]
     y_RB = _activated(gate_RB, ACTIVATION) * up_RB
     sequence_B = tl.arange(0, y_RB.shape[1])
     at_RB = (first + tl.arange(0, ROWS))[:, None] + (sequence_B * n)[None, :]
@@ -485,6 +500,9 @@ def attend_kernel(  # noqa: PLR0915
     count = slot - oldest
     each = part_length(count, tl.num_programs(0), BLOCK, LEAST)
     num_used = tl.maximum(tl.cdiv(count, each), 1)
+    # Splits without keys make room at once.
+    if split >= num_used:
+        return
     column_D = tl.arange(0, DIM)
     position = slot - start
     cos_D = tl.load(cos_LD + position * DIM + column_D)
@@ -499,61 +517,60 @@ def attend_kernel(  # noqa: PLR0915
     v_ED = tl.load(v_BHLD + at_ED, is_early_E[:, None], other=0.0, cache_modifier=".cg")
     if PDL:
         gdc_wait()
-    if split < num_used:
-        row_M = tl.arange(0, ROWS)
-        qkv = qkv_BN + b * ((GROUP + 2) * HEADS * DIM)
-        # Rows behind the last query head repeat it, and are not stored.
-        q_row_M = head * GROUP + tl.minimum(row_M, GROUP - 1)
-        q_MD = _rotated(qkv, q_gain_D, cos_D, sin_D, q_row_M, eps, DIM, HAS_NORM, ADD_ONE)
-        q_MD = q_MD.to(k_BHLD.dtype.element_ty)
-        new_row = tl.full([1], GROUP * HEADS, tl.int32) + head
-        k_1D = _rotated(qkv, k_gain_D, cos_D, sin_D, new_row, eps, DIM, HAS_NORM, ADD_ONE)
-        v_at_1D = (new_row + HEADS)[:, None] * DIM + column_D[None, :]
-        v_1D = tl.load(qkv + v_at_1D, cache_modifier=".cg")
-        k_1D = k_1D.to(k_BHLD.dtype.element_ty)
-        v_1D = v_1D.to(v_BHLD.dtype.element_ty)
-        is_last = split == num_used - 1
-        at_1D = cache + slot * DIM + column_D[None, :]
-        tl.store(k_BHLD + at_1D, k_1D, is_last)
-        tl.store(v_BHLD + at_1D, v_1D, is_last)
-        new_M = tl.sum(q_MD.to(tl.float32) * k_1D.to(tl.float32), axis=1) * scale
-        new_M = tl.where(is_last, new_M, float("-inf"))
-        score_ME = tl.dot(q_MD, k_ED.T, input_precision="ieee")
-        score_ME = _seen(score_ME, is_early_E, scale)
-        # A split has keys, or the new one.
-        largest_M = tl.maximum(new_M, tl.max(score_ME, axis=1))
-        new_M = tl.exp2(new_M - largest_M)
-        weight_ME = tl.exp2(score_ME - largest_M[:, None])
-        early_M = tl.sum(weight_ME, axis=1) + new_M
-        sum_MD = new_M[:, None] * v_1D.to(tl.float32)
-        sum_MD = tl.dot(weight_ME.to(v_ED.dtype), v_ED, sum_MD, input_precision="ieee")
-        is_column_0 = tl.arange(0, BLOCK) == 0
-        total_MN = tl.where(is_column_0[None, :], early_M[:, None], 0.0)
-        for at in tl.range(first + EARLY, end, BLOCK):
-            key_N = at + tl.arange(0, BLOCK)
-            is_key_N = key_N < end
-            at_ND = cache + key_N[:, None] * DIM + column_D[None, :]
-            k_ND = tl.load(k_BHLD + at_ND, is_key_N[:, None], other=0.0)
-            score_MN = _seen(tl.dot(q_MD, k_ND.T, input_precision="ieee"), is_key_N, scale)
-            weight_MN, shrink_M, largest_M, total_MN = weigh(score_MN, largest_M, total_MN)
-            v_ND = tl.load(v_BHLD + at_ND, is_key_N[:, None], other=0.0)
-            sum_MD = sum_MD * shrink_M[:, None]
-            weight_MN = weight_MN.to(v_ND.dtype)
-            sum_MD = tl.dot(weight_MN, v_ND, sum_MD, input_precision="ieee")
-        mean_MD, lse_M = finish(sum_MD, largest_M, tl.sum(total_MN, axis=1))
-        place = b * HEADS + head
-        y = y_BHMD + place * (GROUP * DIM)
-        if num_used == 1:
-            _store_rows(y, mean_MD, GROUP)
-        else:
-            num_places = tl.num_programs(2) * HEADS
-            means = partial + place * tl.num_programs(0) * (GROUP * DIM)
-            # Log-sum-exps lie behind all means.
-            lses = partial + (num_places * DIM + place) * tl.num_programs(0) * GROUP
-            store_part(mean_MD, lse_M, means, lses, split, GROUP)
-            if is_last_to_arrive(counter + place, num_used):
-                mean_RD, _ = merge(means, lses, num_used, GROUP, DIM, MERGED_ROWS, MERGED)
-                _store_rows(y, mean_RD, GROUP)
+    row_M = tl.arange(0, ROWS)
+    qkv = qkv_BN + b * ((GROUP + 2) * HEADS * DIM)
+    # Rows behind the last query head repeat it, and are not stored.
+    q_row_M = head * GROUP + tl.minimum(row_M, GROUP - 1)
+    q_MD = _rotated(qkv, q_gain_D, cos_D, sin_D, q_row_M, eps, DIM, HAS_NORM, ADD_ONE)
+    q_MD = q_MD.to(k_BHLD.dtype.element_ty)
+    new_row = tl.full([1], GROUP * HEADS, tl.int32) + head
+    k_1D = _rotated(qkv, k_gain_D, cos_D, sin_D, new_row, eps, DIM, HAS_NORM, ADD_ONE)
+    v_at_1D = (new_row + HEADS)[:, None] * DIM + column_D[None, :]
+    v_1D = tl.load(qkv + v_at_1D, cache_modifier=".cg")
+    k_1D = k_1D.to(k_BHLD.dtype.element_ty)
+    v_1D = v_1D.to(v_BHLD.dtype.element_ty)
+    is_last = split == num_used - 1
+    at_1D = cache + slot * DIM + column_D[None, :]
+    tl.store(k_BHLD + at_1D, k_1D, is_last)
+    tl.store(v_BHLD + at_1D, v_1D, is_last)
+    new_M = tl.sum(q_MD.to(tl.float32) * k_1D.to(tl.float32), axis=1) * scale
+    new_M = tl.where(is_last, new_M, float("-inf"))
+    score_ME = tl.dot(q_MD, k_ED.T, input_precision="ieee")
+    score_ME = _seen(score_ME, is_early_E, scale)
+    # A split has keys, or the new one.
+    largest_M = tl.maximum(new_M, tl.max(score_ME, axis=1))
+    new_M = tl.exp2(new_M - largest_M)
+    weight_ME = tl.exp2(score_ME - largest_M[:, None])
+    early_M = tl.sum(weight_ME, axis=1) + new_M
+    sum_MD = new_M[:, None] * v_1D.to(tl.float32)
+    sum_MD = tl.dot(weight_ME.to(v_ED.dtype), v_ED, sum_MD, input_precision="ieee")
+    is_column_0 = tl.arange(0, BLOCK) == 0
+    total_MN = tl.where(is_column_0[None, :], early_M[:, None], 0.0)
+    for at in tl.range(first + EARLY, end, BLOCK):
+        key_N = at + tl.arange(0, BLOCK)
+        is_key_N = key_N < end
+        at_ND = cache + key_N[:, None] * DIM + column_D[None, :]
+        k_ND = tl.load(k_BHLD + at_ND, is_key_N[:, None], other=0.0)
+        v_ND = tl.load(v_BHLD + at_ND, is_key_N[:, None], other=0.0)
+        score_MN = _seen(tl.dot(q_MD, k_ND.T, input_precision="ieee"), is_key_N, scale)
+        weight_MN, shrink_M, largest_M, total_MN = weigh(score_MN, largest_M, total_MN)
+        sum_MD = sum_MD * shrink_M[:, None]
+        weight_MN = weight_MN.to(v_ND.dtype)
+        sum_MD = tl.dot(weight_MN, v_ND, sum_MD, input_precision="ieee")
+    mean_MD, lse_M = finish(sum_MD, largest_M, tl.sum(total_MN, axis=1))
+    place = b * HEADS + head
+    y = y_BHMD + place * (GROUP * DIM)
+    if num_used == 1:
+        _store_rows(y, mean_MD, GROUP)
+    else:
+        num_places = tl.num_programs(2) * HEADS
+        means = partial + place * tl.num_programs(0) * (GROUP * DIM)
+        # Log-sum-exps lie behind all means.
+        lses = partial + (num_places * DIM + place) * tl.num_programs(0) * GROUP
+        store_part(mean_MD, lse_M, means, lses, split, GROUP)
+        if is_last_to_arrive(counter + place, num_used):
+            mean_RD, _ = merge(means, lses, num_used, GROUP, DIM, MERGED_ROWS, MERGED)
+            _store_rows(y, mean_RD, GROUP)
 
 
 @triton.jit

@@ -29,7 +29,7 @@ from kprof.kernels.decode._engine import (
 )
 from kprof.kernels.decode._model import DTYPES, MOST_BATCH, Decoder, Weight
 from kprof.kernels.decode.persistent.launch import Persistent, why_not
-from kprof.kernels.runtime import IS_INTERPRETED
+from kprof.kernels.runtime import IS_INTERPRETED, num_sms
 
 if TYPE_CHECKING:
     from kprof.kernels.correctness.inputs import Draw
@@ -393,7 +393,7 @@ def normed_product(x: Tensor, gain: Tensor, weight: Tensor) -> Tensor:
     """Return the RMS norm of rows (B, K) times weights (N, K), the first kernel of a layer."""
     x, gain, weight = x.contiguous(), gain.contiguous(), weight.contiguous()
     # Of the largest batch, so that a row has the same sums in all.
-    tiling = tiling_of(x.shape[1], batch=MOST_BATCH)
+    tiling = tiling_of(*weight.shape, num_sms(x.device), batch=MOST_BATCH)
     y = torch.empty(x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
     if y.numel():
         options = launch_options(tiling.warps, launches_early(x.device))
