@@ -40,6 +40,8 @@ REGISTERS, MOST_CTAS, MOST_WARPS = 65_536, 32, 64
 OTHER_REGISTERS = 32
 # So that a CTA of attention, which starts early, has room beside a CTA of the kernel before.
 REGISTERS_OF_ATTENTION = 192
+# The largest batch that is multiplied without tensor cores.
+MOST_WITHOUT_DOTS = 2
 # Loads of 16 bytes in a thread, of one sequence.
 MOST_LOADS = 24
 # Rows of weights by which a CTA multiplies its inputs.
@@ -57,6 +59,13 @@ class Tiling:
     ahead: int
     """Tiles that are loaded before the wait."""
     tiles: int = 1
+    uses_dots: bool = False
+    """Whether tensor cores multiply: one part of the columns a warp."""
+
+    @property
+    def parts(self) -> int:
+        """Of the columns of a tile, which tensor cores multiply; 0: without tensor cores."""
+        return self.warps if self.uses_dots else 0
 
     def block(self, columns: int) -> int:
         """Return the inputs of a tile: 16 bytes a thread in 16 bits, fewer for short vectors."""
@@ -113,10 +122,31 @@ def tiling_of(
     return max(found, key=lambda tiling: found[tiling])
 
 
-def tilings_of(decoder: Decoder, batch: int) -> Tilings:
-    """Return the tilings for a model."""
+def dotted_tiling_of(columns: int, *, num_weights: int = 1) -> Tiling:
+    """Return the tiling for tensor cores: 16 loads of 16 bytes in a thread before the wait.
+
+    Every CTA reads the inputs of all sequences, so it has many rows of weights.
+    """
+    warps = min(8, max(1, next_power_of_two(columns) // 256))
+    return Tiling(16 // num_weights, warps, ahead=1, uses_dots=True)
+
+
+def tilings_of(decoder: Decoder, batch: int, *, uses_dots: bool | None = None) -> Tilings:
+    """Return the tilings for a model.
+
+    `uses_dots`: whether tensor cores multiply; None: where that is faster, and the inputs of a
+    product have the range of float32.
+    """
     hidden, inner = decoder.hidden, decoder.inner
     attended = decoder.heads * decoder.group * decoder.dim
+    if uses_dots is None:
+        uses_dots = batch > MOST_WITHOUT_DOTS and decoder.dtype == torch.bfloat16
+    if uses_dots:
+        plain = dotted_tiling_of(hidden)
+        # Two tiles ahead, of half the rows.
+        head = replace(plain, rows=8, tiles=8, ahead=2 * plain.num_chunks(hidden))
+        gated = dotted_tiling_of(hidden, num_weights=2)
+        return Tilings(plain, dotted_tiling_of(attended), gated, dotted_tiling_of(inner), head)
     projected = decoder.heads * (decoder.group + 2) * decoder.dim
     tiling = partial(tiling_of, sms=num_sms(decoder.device), batch=batch)
     head = tiling(decoder.vocabulary, hidden)
@@ -443,6 +473,7 @@ class Engine:
             ADD_ONE=decoder.adds_one,
             HAS_BIAS=layer.gate.bias is not None,
             ACTIVATION=decoder.activation,
+            PARTS=tiling.parts,
             **self._options(tiling.warps),
         )
 
@@ -466,6 +497,7 @@ class Engine:
             BATCH=self.batch,
             ADD_ONE=decoder.adds_one,
             KEEPS_LOGITS=keeps_logits,
+            PARTS=tiling.parts,
             **self._options(tiling.warps),
         )
 
@@ -529,7 +561,7 @@ def launch_linear(
     has_norm, is_stacked, has_bias = gain is not None, len(weights) > 1, weights[0].bias is not None
     constants = (
         *(columns, tiling.block(columns), tiling.rows, tiling.ahead, x.shape[0], has_norm),
-        *(adds_one, is_stacked, has_bias, copy is not None, is_first, options["PDL"]),
+        *(adds_one, is_stacked, has_bias, copy is not None, is_first, tiling.parts, options["PDL"]),
     )
     tensors = (
         *(x, x if gain is None else gain, *matrices, *biases, y),

@@ -29,6 +29,8 @@ START = tl.constexpr(3)
 PADDING = tl.constexpr(4)
 CALL = tl.constexpr(5)
 STATE_SIZE = tl.constexpr(8)
+# Rows of sequences of an instruction of tensor cores.
+ROWS_OF_DOT = tl.constexpr(8)
 # Inputs that a thread loads together, 16 bytes of them in 16 bits.
 VECTOR = tl.constexpr(8)
 
@@ -133,6 +135,34 @@ def _inverse_rms(square, eps, K: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
+def _input_rows(
+    x_BK, K: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, BATCH: tl.constexpr
+) -> tl.tensor:
+    """Return a chunk of the inputs of all sequences, zeros behind the last."""
+    row_B = tl.arange(0, ROWS_OF_DOT)
+    column_K = CHUNK * BLOCK + tl.arange(0, BLOCK)
+    is_there_BK = (row_B < BATCH)[:, None] & (column_K < K)[None, :]
+    at_BK = row_B[:, None] * K + column_K[None, :]
+    return tl.load(x_BK + at_BK, is_there_BK, other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
+def _by_warps(tile_RK, PARTS: tl.constexpr) -> tl.tensor:
+    """Return a tile with its columns in PARTS parts, (PARTS, R, K / PARTS): one for each warp."""
+    R: tl.constexpr = tile_RK.shape[0]
+    K: tl.constexpr = tile_RK.shape[1]
+    return tl.permute(tl.reshape(tile_RK, [R, PARTS, K // PARTS]), (1, 0, 2))
+
+
+@triton.jit
+def _dotted(x_BK, w_RK, sum_PBR, PARTS: tl.constexpr) -> tl.tensor:
+    """Add the sums over each part of the columns to (PARTS, B, R), by tensor cores."""
+    x_PBK = _by_warps(x_BK.to(w_RK.dtype), PARTS)
+    w_PKR = tl.permute(_by_warps(w_RK, PARTS), (0, 2, 1))
+    return tl.dot(x_PBK, w_PKR, sum_PBR, input_precision="ieee")
+
+
+@triton.jit
 def linear_kernel(  # noqa: C901, PLR0915
     x_BK,
     gain_K,
@@ -159,18 +189,19 @@ def linear_kernel(  # noqa: C901, PLR0915
     HAS_BIAS: tl.constexpr,
     IS_ADDED: tl.constexpr,
     IS_FIRST: tl.constexpr,
+    PARTS: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     """Multiply x, normalised or not, by up to three weights; store the result, or add it to y.
 
     A CTA has ROWS outputs. AHEAD: tiles that are loaded before the wait. IS_FIRST: kernels behind
     this one may start only when the step before has ended, as they read the state of sequences at
-    once.
+    once. PARTS: of the columns of a tile, which tensor cores multiply; 0: without tensor cores.
     """
     if PDL and not IS_FIRST:
         gdc_launch_dependents()
     CHUNKS: tl.constexpr = (K + BLOCK - 1) // BLOCK
-    SEQUENCES: tl.constexpr = sequences(BATCH)
+    SEQUENCES: tl.constexpr = sequences(BATCH) if PARTS == 0 else ROWS_OF_DOT
     block = tl.program_id(0)
     w, bias, n, offset = w0_NK, bias0_N, n0, n0 * 0
     if IS_STACKED:
@@ -203,33 +234,48 @@ def linear_kernel(  # noqa: C901, PLR0915
     if IS_ADDED:
         # Before the sums, whose exchange of threads no load passes.
         before_RB = tl.load(y_BN + at_RB, is_there_RB, other=0.0, cache_modifier=".cg")
-    sums = _none()
-    squares = _none()
-    for b in tl.static_range(BATCH):
-        x = x_BK + b * K
-        inputs = _none()
+    if PARTS > 0:
+        sum_PBR = tl.zeros([PARTS, ROWS_OF_DOT, ROWS], tl.float32)
+        square_B = tl.zeros([ROWS_OF_DOT], tl.float32)
         for chunk in tl.static_range(CHUNKS):
-            inputs = _with(inputs, _inputs(x, K, BLOCK, chunk))
-        sum_RK = tl.zeros([ROWS, BLOCK // VECTOR], tl.float32)
-        square_1K = tl.zeros([1, BLOCK // VECTOR], tl.float32)
-        for chunk in tl.static_range(CHUNKS):
-            if b == 0 and chunk + AHEAD < CHUNKS:
+            if chunk + AHEAD < CHUNKS:
                 tiles = _with(tiles, _weights(base, row_R, K, BLOCK, chunk + AHEAD))
-            x_1K = inputs[chunk]
+            x_rows_BK = _input_rows(x_BK, K, BLOCK, chunk, BATCH).to(tl.float32)
             if HAS_NORM:
-                square_1K += _sums(x_1K * x_1K)
-                x_1K *= _gain(gain_K, K, BLOCK, chunk, ADD_ONE)
-            sum_RK += _sums(tiles[chunk].to(tl.float32) * x_1K)
-        sums = _with(sums, sum_RK)
-        squares = _with(squares, square_1K)
-    if HAS_NORM and BATCH == 1:
-        value_R, square_R = _totals(sums[0], squares[0])
-        value_RB = (value_R * _inverse_rms(square_R, eps, K))[:, None]
-    else:
-        value_RB = tl.sum(_stacked(sums, BATCH), axis=1)
+                square_B += tl.sum(x_rows_BK * x_rows_BK, axis=1)
+                x_rows_BK *= _gain(gain_K, K, BLOCK, chunk, ADD_ONE)
+            sum_PBR = _dotted(x_rows_BK, tiles[chunk], sum_PBR, PARTS)
+        value_RB = tl.trans(tl.sum(sum_PBR, axis=0))
         if HAS_NORM:
-            square_1B = tl.sum(_stacked(squares, BATCH), axis=1)
-            value_RB *= _inverse_rms(square_1B, eps, K)
+            value_RB *= _inverse_rms(square_B, eps, K)[None, :]
+    else:
+        sums = _none()
+        squares = _none()
+        for b in tl.static_range(BATCH):
+            x = x_BK + b * K
+            inputs = _none()
+            for chunk in tl.static_range(CHUNKS):
+                inputs = _with(inputs, _inputs(x, K, BLOCK, chunk))
+            sum_RK = tl.zeros([ROWS, BLOCK // VECTOR], tl.float32)
+            square_1K = tl.zeros([1, BLOCK // VECTOR], tl.float32)
+            for chunk in tl.static_range(CHUNKS):
+                if b == 0 and chunk + AHEAD < CHUNKS:
+                    tiles = _with(tiles, _weights(base, row_R, K, BLOCK, chunk + AHEAD))
+                x_1K = inputs[chunk]
+                if HAS_NORM:
+                    square_1K += _sums(x_1K * x_1K)
+                    x_1K *= _gain(gain_K, K, BLOCK, chunk, ADD_ONE)
+                sum_RK += _sums(tiles[chunk].to(tl.float32) * x_1K)
+            sums = _with(sums, sum_RK)
+            squares = _with(squares, square_1K)
+        if HAS_NORM and BATCH == 1:
+            value_R, square_R = _totals(sums[0], squares[0])
+            value_RB = (value_R * _inverse_rms(square_R, eps, K))[:, None]
+        else:
+            value_RB = tl.sum(_stacked(sums, BATCH), axis=1)
+            if HAS_NORM:
+                square_1B = tl.sum(_stacked(squares, BATCH), axis=1)
+                value_RB *= _inverse_rms(square_1B, eps, K)
     if HAS_BIAS:
         value_RB += bias_R[:, None]
     if IS_ADDED:
@@ -269,6 +315,7 @@ def gated_kernel(  # noqa: C901, PLR0915
     ADD_ONE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    PARTS: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     """Store act(gate(norm(x))) * up(norm(x)); a CTA has ROWS outputs, as in `linear_kernel`."""
@@ -290,43 +337,60 @@ def gated_kernel(  # noqa: C901, PLR0915
         up_bias_R = tl.load(up_bias_N + first + row_R).to(tl.float32)
     if PDL:
         gdc_wait()
-    gate_sums = _none()
-    up_sums = _none()
-    squares = _none()
-    for b in tl.static_range(BATCH):
-        x = x_BK + b * K
-        inputs = _none()
+    if PARTS > 0:
+        gate_PBR = tl.zeros([PARTS, ROWS_OF_DOT, ROWS], tl.float32)
+        up_PBR = tl.zeros([PARTS, ROWS_OF_DOT, ROWS], tl.float32)
+        square_B = tl.zeros([ROWS_OF_DOT], tl.float32)
         for chunk in tl.static_range(CHUNKS):
-            inputs = _with(inputs, _inputs(x, K, BLOCK, chunk))
-        gate_RK = tl.zeros([ROWS, BLOCK // VECTOR], tl.float32)
-        up_RK = tl.zeros([ROWS, BLOCK // VECTOR], tl.float32)
-        square_1K = tl.zeros([1, BLOCK // VECTOR], tl.float32)
-        for chunk in tl.static_range(CHUNKS):
-            if b == 0 and chunk + AHEAD < CHUNKS:
+            if chunk + AHEAD < CHUNKS:
                 gates = _with(gates, _weights(gate_NK + start, row_R, K, BLOCK, chunk + AHEAD))
                 ups = _with(ups, _weights(up_NK + start, row_R, K, BLOCK, chunk + AHEAD))
-            x_1K = inputs[chunk]
-            square_1K += _sums(x_1K * x_1K)
-            x_1K *= _gain(gain_K, K, BLOCK, chunk, ADD_ONE)
-            gate_RK += _sums(gates[chunk].to(tl.float32) * x_1K)
-            up_RK += _sums(ups[chunk].to(tl.float32) * x_1K)
-        gate_sums = _with(gate_sums, gate_RK)
-        up_sums = _with(up_sums, up_RK)
-        squares = _with(squares, square_1K)
-    if BATCH == 1:
-        # Twice the squares: there is no exchange of three.
-        product_RK2 = tl.join(gate_sums[0], up_sums[0])
-        square_RK2 = tl.broadcast_to(squares[0], gate_sums[0].shape)[:, :, None]
-        both_RK22 = tl.join(product_RK2, tl.broadcast_to(square_RK2, product_RK2.shape))
-        product_R2, square_R2 = tl.split(tl.sum(both_RK22, axis=1))
-        gate_R, up_R = tl.split(product_R2 * _inverse_rms(square_R2, eps, K))
-        gate_RB, up_RB = gate_R[:, None], up_R[:, None]
+            x_rows_BK = _input_rows(x_BK, K, BLOCK, chunk, BATCH).to(tl.float32)
+            square_B += tl.sum(x_rows_BK * x_rows_BK, axis=1)
+            x_rows_BK *= _gain(gain_K, K, BLOCK, chunk, ADD_ONE)
+            gate_PBR = _dotted(x_rows_BK, gates[chunk], gate_PBR, PARTS)
+            up_PBR = _dotted(x_rows_BK, ups[chunk], up_PBR, PARTS)
+        scale_1B = _inverse_rms(square_B, eps, K)[None, :]
+        gate_RB = tl.trans(tl.sum(gate_PBR, axis=0)) * scale_1B
+        up_RB = tl.trans(tl.sum(up_PBR, axis=0)) * scale_1B
     else:
-        both_RKB2 = tl.join(_stacked(gate_sums, BATCH), _stacked(up_sums, BATCH))
-        gate_RB, up_RB = tl.split(tl.sum(both_RKB2, axis=1))
-        scale_1B = _inverse_rms(tl.sum(_stacked(squares, BATCH), axis=1), eps, K)
-        gate_RB *= scale_1B
-        up_RB *= scale_1B
+        gate_sums = _none()
+        up_sums = _none()
+        squares = _none()
+        for b in tl.static_range(BATCH):
+            x = x_BK + b * K
+            inputs = _none()
+            for chunk in tl.static_range(CHUNKS):
+                inputs = _with(inputs, _inputs(x, K, BLOCK, chunk))
+            gate_RK = tl.zeros([ROWS, BLOCK // VECTOR], tl.float32)
+            up_RK = tl.zeros([ROWS, BLOCK // VECTOR], tl.float32)
+            square_1K = tl.zeros([1, BLOCK // VECTOR], tl.float32)
+            for chunk in tl.static_range(CHUNKS):
+                if b == 0 and chunk + AHEAD < CHUNKS:
+                    gates = _with(gates, _weights(gate_NK + start, row_R, K, BLOCK, chunk + AHEAD))
+                    ups = _with(ups, _weights(up_NK + start, row_R, K, BLOCK, chunk + AHEAD))
+                x_1K = inputs[chunk]
+                square_1K += _sums(x_1K * x_1K)
+                x_1K *= _gain(gain_K, K, BLOCK, chunk, ADD_ONE)
+                gate_RK += _sums(gates[chunk].to(tl.float32) * x_1K)
+                up_RK += _sums(ups[chunk].to(tl.float32) * x_1K)
+            gate_sums = _with(gate_sums, gate_RK)
+            up_sums = _with(up_sums, up_RK)
+            squares = _with(squares, square_1K)
+        if BATCH == 1:
+            # Twice the squares: there is no exchange of three.
+            product_RK2 = tl.join(gate_sums[0], up_sums[0])
+            square_RK2 = tl.broadcast_to(squares[0], gate_sums[0].shape)[:, :, None]
+            both_RK22 = tl.join(product_RK2, tl.broadcast_to(square_RK2, product_RK2.shape))
+            product_R2, square_R2 = tl.split(tl.sum(both_RK22, axis=1))
+            gate_R, up_R = tl.split(product_R2 * _inverse_rms(square_R2, eps, K))
+            gate_RB, up_RB = gate_R[:, None], up_R[:, None]
+        else:
+            both_RKB2 = tl.join(_stacked(gate_sums, BATCH), _stacked(up_sums, BATCH))
+            gate_RB, up_RB = tl.split(tl.sum(both_RKB2, axis=1))
+            scale_1B = _inverse_rms(tl.sum(_stacked(squares, BATCH), axis=1), eps, K)
+            gate_RB *= scale_1B
+            up_RB *= scale_1B
     if HAS_BIAS:
         gate_RB += gate_bias_R[:, None]
         up_RB += up_bias_R[:, None]
@@ -366,6 +430,7 @@ def head_kernel(  # noqa: C901, PLR0915
     BATCH: tl.constexpr,
     ADD_ONE: tl.constexpr,
     KEEPS_LOGITS: tl.constexpr,
+    PARTS: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     """Compute logits, TILES tiles a CTA, and store the largest of the CTA and its token."""
@@ -383,17 +448,27 @@ def head_kernel(  # noqa: C901, PLR0915
             tiles = _with(tiles, _numbered(base, row_R, last, K, BLOCK, step))
     if PDL:
         gdc_wait()
-    # Of all sequences, each with its chunks.
-    inputs = _none()
-    squares = _none()
-    for b in tl.static_range(BATCH):
-        square_1K = tl.zeros([1, BLOCK // VECTOR], tl.float32)
+    if PARTS > 0:
+        inputs = _none()
+        square_B = tl.zeros([ROWS_OF_DOT], tl.float32)
         for chunk in tl.static_range(CHUNKS):
-            x_1K = _inputs(x_BK + b * K, K, BLOCK, chunk)
-            square_1K += _sums(x_1K * x_1K)
-            inputs = _with(inputs, x_1K * _gain(gain_K, K, BLOCK, chunk, ADD_ONE))
-        squares = _with(squares, square_1K)
-    scale_1B = _inverse_rms(tl.sum(_stacked(squares, BATCH), axis=1), eps, K)
+            x_rows_BK = _input_rows(x_BK, K, BLOCK, chunk, BATCH).to(tl.float32)
+            square_B += tl.sum(x_rows_BK * x_rows_BK, axis=1)
+            x_rows_BK *= _gain(gain_K, K, BLOCK, chunk, ADD_ONE)
+            inputs = _with(inputs, x_rows_BK.to(w_NK.dtype.element_ty))
+        scale_1B = _inverse_rms(square_B, eps, K)[None, :]
+    else:
+        # Of all sequences, each with its chunks.
+        inputs = _none()
+        squares = _none()
+        for b in tl.static_range(BATCH):
+            square_1K = tl.zeros([1, BLOCK // VECTOR], tl.float32)
+            for chunk in tl.static_range(CHUNKS):
+                x_1K = _inputs(x_BK + b * K, K, BLOCK, chunk)
+                square_1K += _sums(x_1K * x_1K)
+                inputs = _with(inputs, x_1K * _gain(gain_K, K, BLOCK, chunk, ADD_ONE))
+            squares = _with(squares, square_1K)
+        scale_1B = _inverse_rms(tl.sum(_stacked(squares, BATCH), axis=1), eps, K)
     best_B = tl.full([scale_1B.shape[1]], float("-inf"), tl.float32)
     token_B = tl.zeros([scale_1B.shape[1]], tl.int32) + start
     sequence_B = tl.arange(0, scale_1B.shape[1])
@@ -403,14 +478,20 @@ def head_kernel(  # noqa: C901, PLR0915
                 tiles = _with(
                     tiles, _numbered(base, row_R, last, K, BLOCK, tile * CHUNKS + chunk + AHEAD)
                 )
-        sums = _none()
-        for b in tl.static_range(BATCH):
-            sum_RK = tl.zeros([ROWS, BLOCK // VECTOR], tl.float32)
+        if PARTS > 0:
+            sum_PBR = tl.zeros([PARTS, ROWS_OF_DOT, ROWS], tl.float32)
             for chunk in tl.static_range(CHUNKS):
-                weights_RK = tiles[tile * CHUNKS + chunk].to(tl.float32)
-                sum_RK += _sums(weights_RK * inputs[b * CHUNKS + chunk])
-            sums = _with(sums, sum_RK)
-        logit_RB = tl.sum(_stacked(sums, BATCH), axis=1) * scale_1B
+                sum_PBR = _dotted(inputs[chunk], tiles[tile * CHUNKS + chunk], sum_PBR, PARTS)
+            logit_RB = tl.trans(tl.sum(sum_PBR, axis=0)) * scale_1B
+        else:
+            sums = _none()
+            for b in tl.static_range(BATCH):
+                sum_RK = tl.zeros([ROWS, BLOCK // VECTOR], tl.float32)
+                for chunk in tl.static_range(CHUNKS):
+                    weights_RK = tiles[tile * CHUNKS + chunk].to(tl.float32)
+                    sum_RK += _sums(weights_RK * inputs[b * CHUNKS + chunk])
+                sums = _with(sums, sum_RK)
+            logit_RB = tl.sum(_stacked(sums, BATCH), axis=1) * scale_1B
         at_R = row_R + (start + tile * ROWS)
         if KEEPS_LOGITS:
             at_RB = at_R[:, None] + (sequence_B * n)[None, :]
