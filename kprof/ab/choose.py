@@ -1,9 +1,10 @@
-"""`kprof ab --swap auto`: which kernels make a workload faster, one by one.
+"""`kprof ab --swap auto`: which kernels make a workload faster.
 
-A first process switches between the workload as it is and each candidate in turn. Every window with
-a candidate is compared with one as it is, in turn the one before and the one after it: so a drift
-cancels, and a difference is as likely above as below the true one, under any noise. The mean of
-both would not do: under noise with spikes it chose a neutral candidate in 16 % of 120 windows.
+A first process switches between the workload as it is, or the base, and each candidate in turn, in
+the order of `Search`. Every window with a candidate is compared with one of the base, in turn the
+one before and the one after it: so a drift cancels, and a difference is as likely above as below
+the true one, under any noise. The mean of both would not do: under noise with spikes it chose a
+neutral candidate in 16 % of 120 windows.
 
 The comparison that follows takes new samples in a new process, so the choice does not flatter its
 result. A candidate gets windows until it is faster or slower for sure, or the budget is spent.
@@ -20,9 +21,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from math import log
 from pathlib import Path
@@ -32,6 +33,7 @@ import msgspec
 import numpy as np
 
 from kprof.ab.predict import predictions
+from kprof.ab.search import Search, Seen, kernel_of
 from kprof.ab.variants import BUDGET_S, AbOptions, Tell
 from kprof.analyze.verdict.ranks import Floats, interval, walsh_averages
 from kprof.collect.trials import Schedule, Trial, TrialError, Variant, Window, run_trial
@@ -48,12 +50,13 @@ from kprof.kernels.swap.kept import (
 )
 from kprof.kernels.swap.swap_report import (
     CHOICE,
-    DECIDED,
     FIRST_LOOK,
     GATE_PASSED,
     GATE_UNFINISHED,
-    CallSort,
+    PLAN,
     Choice,
+    Predicted,
+    Ran,
     Tried,
     read_choice,
     write_choice,
@@ -72,7 +75,7 @@ MOST_WINDOWS = 4_000
 MOST_IDLE = 4
 NO_MORE_CALLS = "no more calls: models that the workload builds later are not swapped"
 # Candidates that end the workload are left out, and the rest is tried again, so often.
-MOST_CRASHES = 3
+MOST_CRASHES = 4
 
 
 def chosen(a: Variant, options: AbOptions, folder: Path, raw: Path, tell: Tell) -> Choice:
@@ -113,16 +116,16 @@ def choose(a: Variant, options: AbOptions, folder: Path, raw: Path, tell: Tell) 
         KprofError: the workload took too few steps, or no candidate makes it faster.
     """
     budget_s = options.budget_s or BUDGET_S
-    tell(f"trying kernels one by one, for about {budget_s:.0f} s")
-    tried: dict[str, Tried] = {}
+    tell(f"trying kernels, for about {budget_s:.0f} s")
     place = raw / "recorded"
     found, why = predictions(a, options, place, tell) if has_gpu() else ((), NO_GPU)
+    tried = _Outcomes()
     try:
-        _try_until_none_ends_it(a, options, raw, tell, tried)
+        _try_until_none_ends_it(a, options, raw, tell, tried, found)
         _gate(tried, raw, budget_s * GATE_SHARE, tell)
     finally:
         choice = replace(_choice_of(tried), findings=found, why_no_findings=why)
-        if tried:
+        if tried.of:
             write_choice(choice, folder / CHOICE)
     _tell_choice(choice, tell)
     if not choice.names:
@@ -130,25 +133,34 @@ def choose(a: Variant, options: AbOptions, folder: Path, raw: Path, tell: Tell) 
     return choice
 
 
-def _choice_of(tried: Mapping[str, Tried]) -> Choice:
-    return Choice(tuple(sorted(tried.values(), key=lambda one: (one.ratio or 2.0, one.name))))
+@dataclass
+class _Outcomes:
+    """What is known so far of each candidate KERNEL=PROVIDER, and of the joint swap."""
+
+    of: dict[str, Tried] = field(default_factory=dict)
+    joint: Tried | None = None
 
 
-def _gate(tried: dict[str, Tried], raw: Path, most_s: float, tell: Tell) -> None:
+def _choice_of(tried: _Outcomes) -> Choice:
+    ranked = sorted(tried.of.values(), key=lambda one: (one.ratio or 2.0, one.name))
+    return Choice(tuple(ranked), joint=tried.joint)
+
+
+def _gate(tried: _Outcomes, raw: Path, most_s: float, tell: Tell) -> None:
     """Note what the correctness gate says of those that would be chosen, until all are judged.
 
     Where one fails, the next provider of its kernel is judged. Several run at once.
     """
     end_s = time.monotonic() + most_s
     place = raw / "gate"
-    while names := [name for name in _choice_of(tried).names if not tried[name].gate]:
+    while names := [name for name in _choice_of(tried).names if not tried.of[name].gate]:
         tell(f"checking the results of {', '.join(names)}")
         place.mkdir(parents=True, exist_ok=True)
         with ThreadPoolExecutor(GATES_AT_ONCE) as pool:
             judged = partial(_judge, place, end_s)
-            outcomes = list(pool.map(judged, [tried[name] for name in names]))
+            outcomes = list(pool.map(judged, [tried.of[name] for name in names]))
         for name, outcome in zip(names, outcomes, strict=True):
-            tried[name] = replace(tried[name], gate=outcome)
+            tried.of[name] = replace(tried.of[name], gate=outcome)
             if outcome != GATE_PASSED:
                 tell(f"{name} is left out: it {outcome}")
 
@@ -191,36 +203,61 @@ GATES_AT_ONCE, GATE_SHARE = 4, 1.0
 
 
 def _try_until_none_ends_it(
-    a: Variant, options: AbOptions, raw: Path, tell: Tell, tried: dict[str, Tried]
+    a: Variant,
+    options: AbOptions,
+    raw: Path,
+    tell: Tell,
+    tried: _Outcomes,
+    findings: Sequence[Predicted],
 ) -> None:
     """Note in `tried` what is known of each candidate; begin anew without one that fails."""
-    names = _all_names()
+    names, apart = _all_names(), list[str]()
+    likely = [one.kernel for one in findings]
     for turn in range(MOST_CRASHES + 1):
         where = raw / f"choice{turn or ''}"
+        search = Search(names, apart, likely)
         try:
-            _try_all(a, names, options, where, tell, tried)
+            _try_all(a, search, options, where, tell, tried)
         except TrialError as error:
-            culprit, why, dropped = _after_crash(where / LOG, error.arm)
-            tried |= {one.name: one for one in dropped}
-            if culprit is not None:
+            fault, dropped = _after_crash(where / LOG, error.arm)
+            tried.of |= {one.name: one for one in dropped if one.name in names}
+            if fault is not None:
                 last = error.problem.splitlines()[-1].strip()
-                tried[culprit] = Tried(culprit, why=why or f"the workload ended: {last}")
-                tell(f"{culprit} is left out: {tried[culprit].why}")
-            if culprit is None or turn == MOST_CRASHES:
+                why = fault.why or f"the workload ended: {last}"
+                apart += _kernels_apart(fault, search)
+                for name in _blamed(fault):
+                    tried.of[name] = Tried(name, why=why)
+                tell(f"{fault.kernel or fault.name} is left out: {why}")
+            if fault is None or turn == MOST_CRASHES:
                 raise
-            names = [name for name in names if not (name in tried and tried[name].why)]
+            names = [one for one in names if not (one in tried.of and tried.of[one].why)]
             if names:
                 continue
         return
 
 
+def _kernels_apart(fault: _Fault, search: Search) -> list[str]:
+    """Return the kernels that the next joint swap does without, after a fault."""
+    if fault.kernel:
+        return [fault.kernel]
+    # Which kernel of several it was is unknown: they are tried one by one.
+    return [] if _blamed(fault) else [kernel_of(one) for one in search.names]
+
+
+def _blamed(fault: _Fault) -> list[str]:
+    """Return the candidates KERNEL=PROVIDER that are left out after a fault; none: unknown."""
+    if fault.kernel:
+        return [f"{fault.kernel}={fault.provider}"]
+    return [one for one in fault.name.split(",") if "=" in one]
+
+
 def _try_all(
     a: Variant,
-    names: Sequence[str],
+    search: Search,
     options: AbOptions,
     folder: Path,
     tell: Tell,
-    tried: dict[str, Tried],
+    outcomes: _Outcomes,
 ) -> None:
     folder.mkdir(parents=True)
     entries = folder / LOG
@@ -229,24 +266,24 @@ def _try_all(
         options.skip,
         options.window_s,
         patch=PATCH,
-        patch_arguments=(",".join(names), str(entries.resolve())),
+        patch_arguments=(" ".join(search.first), str(entries.resolve())),
     )
-    look = Look(entries, names, options.budget_s or BUDGET_S, tell)
+    look = Look(entries, search, options.budget_s or BUDGET_S, tell)
     trial = run_trial(
         a, schedule, folder / "trial", is_enough=look.is_enough, why_to_end=look.why_to_end
     )
-    found = {name: Tried(name) for name in names}
-    found |= tried_in(trial.windows, entries, is_end=True)
-    tried |= found
-    if not any(one.num_windows or one.why == NO_MORE_CALLS for one in found.values()):
+    tried = tried_in(trial.windows, entries, is_end=True)
+    found, outcomes.joint = search.outcome(tried, seen_in(entries))
+    outcomes.of |= found
+    if not any(one.num_windows or one.why == NO_MORE_CALLS for one in tried.values()):
         raise _nothing_timed(options, trial, found, has_time=not (trial.windows and look.is_over))
 
 
 class Look:
     """What the windows and the log so far mean for a trial under way."""
 
-    def __init__(self, entries: Path, names: Sequence[str], budget_s: float, tell: Tell) -> None:
-        self._entries, self._names, self._budget_s, self._tell = entries, names, budget_s, tell
+    def __init__(self, entries: Path, search: Search, budget_s: float, tell: Tell) -> None:
+        self._entries, self._search, self._budget_s, self._tell = entries, search, budget_s, tell
         self._began_s = self._told_s = 0.0
         self._longest_s = 0.0
         self._size = 0
@@ -255,26 +292,36 @@ class Look:
     @property
     def is_over(self) -> bool:
         """Whether the budget is spent."""
-        return time.monotonic() - self._began_s > self._budget_s
+        return self._time_left_s() < 0
+
+    def _time_left_s(self) -> float:
+        return self._budget_s - (time.monotonic() - self._began_s)
 
     def is_enough(self, windows: Sequence[Window]) -> bool:
-        """Tell the workload which candidates are decided; return whether all are."""
+        """Tell the workload which candidates need windows; return whether none does."""
         now_s = time.monotonic()
         if not self._began_s:
             self._began_s = self._told_s = now_s
-        taken = tried_in(windows, self._entries).values()
-        decided = [one.name for one in taken if one.is_faster or one.is_slower or one.why]
-        self._entries.with_suffix(DECIDED).write_text("\n".join(decided))
+        tried = tried_in(windows, self._entries)
+        left, base = self._search.left(tried, seen_in(self._entries), self._time_left_s())
+        self._write_plan(left, base)
         self._longest_s = max((w.end_ns - w.start_ns) / 1e9 for w in windows)
         if now_s - self._told_s > TELL_S:
             self._told_s = now_s
+            what = "all kernels together"
+            if left != [self._search.joint]:
+                what = f"{counted(len(left), 'candidate')} left"
             spent_s = now_s - self._began_s
-            self._tell(
-                f"{len(decided)} of {len(self._names)} kernels decided, "
-                f"{spent_s:.0f} of {self._budget_s:.0f} s"
-            )
-        # The last window is one without a candidate.
-        return len(windows) % 2 == 1 and (len(decided) == len(self._names) or self.is_over)
+            self._tell(f"{what}, {spent_s:.0f} of {self._budget_s:.0f} s")
+        # The last window is one of the base.
+        return len(windows) % 2 == 1 and (not left or self.is_over)
+
+    def _write_plan(self, left: Sequence[str], base: str) -> None:
+        """Write the plan; the workload never reads half of it."""
+        path = self._entries.with_suffix(PLAN)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps({"left": left, "base": base}))
+        partial.replace(path)
 
     def why_to_end(self) -> str:
         """Return why the candidate that is in must not go on; empty: it may."""
@@ -304,40 +351,69 @@ def tried_in(windows: Sequence[Window], entries: Path, *, is_end: bool = False) 
     Before the end, a candidate has a ratio only once a look decided about it.
     """
     spans, found = _spans(entries)
-    ratios: dict[str, list[float]] = {}
-    used: dict[str, int] = {}
-    num_calls: dict[str, int] = {}
-    num_idle: dict[str, int] = {}
+    pairings: dict[str, _Pairing] = {}
     for place in range(1, len(windows) - 1, 2):
         during = windows[place]
         inside = [one for one in spans if one.begin_ns <= during.start_ns < one.end_ns]
         if not inside:
             continue
-        name, before = inside[0].name, num_calls.get(inside[0].name, -1)
-        num_calls[name] = max(one.num_calls for one in inside if one.name == name)
-        if num_calls[name] == before and not found[name].num_compiled:
-            # Nothing was replaced in it.
-            num_idle[name] = num_idle.get(name, 0) + 1
+        name = inside[0].name
+        pairing = pairings.setdefault(name, _Pairing())
+        num_calls = max(one.num_calls for one in inside if one.name == name)
+        if pairing.is_idle(num_calls, is_counted=not found[name].num_compiled):
             continue
-        num_idle[name] = 0
-        if name not in ratios:
-            # Kernels are compiled in its first window.
-            ratios[name] = []
+        other = pairing.next_to(place)
+        if other is None or during.problem or windows[other].problem:
             continue
-        other = place - 1 if len(ratios[name]) % 2 == 0 else place + 1
-        # Two differences of a candidate share no window, so that they are independent.
-        if used.get(name) == other or during.problem or windows[other].problem:
-            continue
-        used[name] = other
-        ratios[name].append(log(during.time_ns) - log(windows[other].time_ns))
-    for name, number in num_idle.items():
-        if number >= MOST_IDLE:
+        if _base_at(windows[other].start_ns, spans) == inside[0].base:
+            pairing.compare(during, windows, other)
+    for name, one in pairings.items():
+        if one.num_idle >= MOST_IDLE:
             found[name] = replace(found[name], why=NO_MORE_CALLS)
-            ratios.pop(name, None)
+            one.ratios.clear()
     return {
-        name: _with_ratios(one, np.array(ratios.get(name, [])), is_end=is_end)
+        name: _with_ratios(
+            one, np.array(pairings[name].ratios if name in pairings else []), is_end=is_end
+        )
         for name, one in found.items()
     }
+
+
+@dataclass
+class _Pairing:
+    """The windows of a candidate so far, each compared with one of the base."""
+
+    ratios: list[float] = field(default_factory=list)
+    """Logarithms."""
+    num_idle: int = 0
+    """Windows in a row in which nothing was replaced."""
+    _num_calls: int = -1
+    _is_begun: bool = False
+    _used: int | None = None
+
+    def is_idle(self, num_calls: int, *, is_counted: bool) -> bool:
+        """Note the calls so far; return whether there are no more than before."""
+        is_idle = is_counted and num_calls == self._num_calls
+        self._num_calls = num_calls
+        self.num_idle = self.num_idle + 1 if is_idle else 0
+        return is_idle
+
+    def next_to(self, place: int) -> int | None:
+        """Return the window that one at this place is compared with; None: it is not compared.
+
+        Kernels are compiled in the first. Two differences of a candidate share no window, so that
+        they are independent.
+        """
+        if not self._is_begun:
+            self._is_begun = True
+            return None
+        other = place - 1 if len(self.ratios) % 2 == 0 else place + 1
+        return None if other == self._used else other
+
+    def compare(self, during: Window, windows: Sequence[Window], other: int) -> None:
+        """Compare a window with another one."""
+        self._used = other
+        self.ratios.append(log(during.time_ns) - log(windows[other].time_ns))
 
 
 class _Span(NamedTuple):
@@ -348,26 +424,49 @@ class _Span(NamedTuple):
     end_ns: int
     num_calls: int
     """Calls that it replaced since the first such time."""
+    base: str
+    """The base of this time, which is in behind it; empty: the workload as it is."""
+
+
+def _base_at(time_ns: int, spans: Sequence[_Span]) -> str:
+    """Return the base of a time in which no candidate is in."""
+    before = [one for one in spans if one.end_ns <= time_ns]
+    return before[-1].base if before else ""
 
 
 def _spans(entries: Path) -> tuple[list[_Span], dict[str, Tried]]:
     """Return when which candidate was in, and the candidates without their times."""
     spans: list[_Span] = []
     found: dict[str, Tried] = {}
-    entered_ns = 0
+    entered_ns, base = 0, ""
     for told in _lines_of(entries):
         name, at_ns = told["name"], told["time_ns"]
         one = found.setdefault(name, Tried(name))
         if told["event"] == "enter":
-            entered_ns = at_ns
+            entered_ns, base = at_ns, told.get("base", "")
         elif told["event"] == "leave":
-            spans.append(_Span(name, entered_ns, at_ns, told["num_calls"]))
+            spans.append(_Span(name, entered_ns, at_ns, told["num_calls"], base))
             calls = {key: told[key] for key in ("num_calls", "num_compiled")}
-            sorts = tuple(msgspec.convert(told.get("sorts", []), list[CallSort]))
+            ran = msgspec.convert(told.get("ran", {}), dict[str, Ran])
+            sorts = ran[kernel_of(name)].sorts if kernel_of(name) in ran else ()
             found[name] = replace(one, **calls, sorts=one.sorts or sorts)
         else:
             found[name] = replace(one, why=told["why"])
     return spans, found
+
+
+def seen_in(entries: Path) -> dict[str, Seen]:
+    """Return what the log says of the first entry of each candidate."""
+    found: dict[str, Seen] = {}
+    entered_ns = 0
+    for told in _lines_of(entries):
+        if told["event"] == "enter":
+            entered_ns = told["time_ns"]
+        elif told["event"] == "leave" and told["name"] not in found:
+            ran = msgspec.convert(told.get("ran", {}), dict[str, Ran])
+            took_s = (told["time_ns"] - entered_ns) / 1e9
+            found[told["name"]] = Seen(ran, told.get("whys", {}), took_s)
+    return found
 
 
 def _lines_of(entries: Path) -> list[dict[str, Any]]:
@@ -399,8 +498,19 @@ def _looked_at(one: Tried, ratios: Floats, alpha: float) -> Tried:
     return replace(one, num_windows=len(ratios), ratio=ratio, low=low, high=high)
 
 
-def _after_crash(entries: Path, arm: str) -> tuple[str | None, str, list[Tried]]:
-    """Return the candidate that was in when the workload ended, why, and those that cannot run.
+class _Fault(NamedTuple):
+    """The candidate that was in when the workload ended."""
+
+    name: str
+    why: str
+    """Empty: unknown."""
+    kernel: str
+    """The kernel of it whose fault it is; empty: unknown."""
+    provider: str
+
+
+def _after_crash(entries: Path, arm: str) -> tuple[_Fault | None, list[Tried]]:
+    """Return whose fault it is that the workload ended, and the candidates that cannot run.
 
     A process that an exception ends leaves the candidate before it exits, and may drop it then; why
     is empty unless that is the reason for the end.
@@ -408,12 +518,16 @@ def _after_crash(entries: Path, arm: str) -> tuple[str | None, str, list[Tried]]
     lines = _lines_of(entries)
     enters = [place for place, line in enumerate(lines) if line["event"] == "enter"]
     if not enters:
-        return None, "", []
+        return None, []
     later = lines[enters[-1] + 1 :]
     is_culprit = not later or (arm == "B" and later[0]["event"] == "leave")
-    why = next((line["why"] for line in later if line.get("is_spoilt")), "")
+    spoilt: dict[str, Any] = next((line for line in later if line.get("is_spoilt")), {})
     dropped = [one for one in _spans(entries)[1].values() if one.why]
-    return (lines[enters[-1]]["name"] if is_culprit else None), why, dropped
+    if not is_culprit:
+        return None, dropped
+    name, kernel = lines[enters[-1]]["name"], spoilt.get("kernel", "")
+    provider = seen_in(entries)[name].ran[kernel].provider if kernel else ""
+    return _Fault(name, spoilt.get("why", ""), kernel, provider), dropped
 
 
 def _all_names() -> list[str]:

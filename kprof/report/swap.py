@@ -111,6 +111,11 @@ def _pattern(name: str) -> str:
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
+ALONE = "Each kernel alone, against the workload as it is."
+TOGETHER = (
+    "Each kernel beside the others, against the step with the others alone; another provider, "
+    "against the one in the swap of all."
+)
 NOT_MEASURED = (Column("not measured", "prose"), Column("why", "prose"))
 
 
@@ -126,17 +131,23 @@ def section_of_choice(choice: Choice, measured: float | None) -> Section:
         (
             "chosen",
             ", ".join(choice.names) or "none",
-            "of each kernel the fastest that is faster for sure and passes the gate",
+            "of each kernel the fastest that pays and passes the gate",
         ),
         (
             "by the findings",
             MISSING if by_findings is None else _interval(*by_findings),
             choice.why_no_findings or "step time, if single savings add up",
         ),
-        ("by the choice", _change(choice.predicted), "step time, if single gains multiply"),
+        ("by the choice", _change(choice.predicted), "step time, if gains multiply"),
         ("measured", MISSING if measured is None else _change(measured), "in new samples"),
     ]
     parts: list[Facts | Table] = [Facts(tuple(items))]
+    joint = choice.joint
+    is_joined = joint is not None and joint.is_faster
+    if joint is not None and joint.ratio is not None:
+        ends = _interval(joint.low or joint.ratio, joint.high or joint.ratio)
+        told = f"{_change(joint.ratio)}, {ends}"
+        parts[0] = Facts((*items[:-1], ("all together", told, "step time, 90 %"), items[-1]))
     if choice.findings:
         parts.append(_table_of_findings(choice))
     timed = tuple(_row_of(one, choice) for one in choice.tried if one.ratio is not None)
@@ -149,12 +160,15 @@ def section_of_choice(choice: Choice, measured: float | None) -> Section:
             Column("windows", "right", essential=False),
             Column("outcome", "prose"),
         )
-        caption = "Each kernel alone, against the workload as it is."
+        caption = TOGETHER if is_joined else ALONE
         parts.append(Table(columns, timed, caption=caption, terminal_rows=30))
     reasons: dict[str, list[str]] = {}
     for one in choice.tried:
         if one.ratio is None:
-            reasons.setdefault(one.why or "too few windows", []).append(one.name)
+            why = one.why or "too few windows"
+            if one.name in choice.names:
+                why = "chosen with the others: no time to try the step without it"
+            reasons.setdefault(why, []).append(one.name)
     if reasons:
         rows = tuple((", ".join(names), why) for why, names in reasons.items())
         parts.append(Table(NOT_MEASURED, rows, terminal_rows=30))
@@ -200,10 +214,14 @@ def _row_of(one: Tried, choice: Choice) -> tuple[str, ...]:
     outcome = "slower" if one.is_slower else "not faster for sure"
     if one.name in choice.names:
         outcome = "chosen"
-    elif not one.may_be_chosen and one.is_faster:
+    elif not one.may_be_chosen and one.pays:
         outcome = f"left out: it {one.gate}"
-    elif one.is_faster:
+    elif one.pays:
         outcome = "another provider is faster"
+    elif one.instead_of and not one.is_slower:
+        outcome = f"not faster for sure than {one.instead_of}"
+    elif one.instead_of:
+        outcome = f"slower than {one.instead_of}"
     kernel, _, provider = one.name.partition("=")
     return (
         kernel,

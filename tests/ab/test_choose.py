@@ -4,6 +4,7 @@ import json
 import os
 import time
 from dataclasses import asdict, replace
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,20 @@ import pytest
 
 from kprof.ab import choose as choose_module
 from kprof.ab.choose import NothingPaysError, choose, tried_in
+from kprof.ab.search import Search, Seen
 from kprof.ab.variants import AbOptions
 from kprof.collect.trials import TrialError, Variant
 from kprof.collect.windows import Window
 from kprof.errors import KprofError
 from kprof.kernels.swap.kept import facts_of_machine, keep_gate
-from kprof.kernels.swap.swap_report import GATE_PASSED, GATE_UNFINISHED, CallSort, Choice, Tried
+from kprof.kernels.swap.swap_report import (
+    GATE_PASSED,
+    GATE_UNFINISHED,
+    CallSort,
+    Choice,
+    Ran,
+    Tried,
+)
 from kprof.report.swap import section_of_choice
 from tests.ab.ab_runs import trial_of
 
@@ -154,34 +163,45 @@ def test_nothing_is_taken_where_nothing_is_faster_for_sure():
 
 
 class Process:
-    """Stands in for a workload of which each candidate takes a share of the time as it is."""
+    """Stands in for a workload of which each candidate takes a share of the time as it is.
+
+    A kernel without a provider has the first one that `shares` names.
+    """
 
     def __init__(self, shares, ends_with=None, on_its_way_out=()):
         self.shares, self.ends_with, self.on_its_way_out = shares, ends_with, on_its_way_out
         self.names = []
 
+    def share(self, candidate):
+        return prod(self.shares[self.named(one)] for one in candidate.split(",") if one)
+
+    def named(self, part):
+        known = (one for one in self.shares if one == part or one.partition("=")[0] == part)
+        return next(known)
+
     def __call__(self, variant, schedule, folder, *, is_enough, why_to_end=None):
         given, log = schedule.patch_arguments
-        names = given.split(",")
-        self.names.append(names)
-        log, windows, turn = Path(log), [], 0
+        self.names.append(given.split())
+        log, windows, turn, base = Path(log), [], 0, ""
         for second, arm in enumerate(schedule.letters[:400]):
             noise = 1 + 0.004 * ((second * 7919) % 13 - 6) / 6
             if arm == "A":
-                windows.append(window(arm, second, 100.0 * noise))
+                windows.append(window(arm, second, 100.0 * noise * self.share(base)))
             else:
-                decided = log.with_suffix(".decided")
-                done = decided.read_text().split() if decided.exists() else []
-                left = [one for one in names if one not in done]
+                plan = log.with_suffix(".plan")
+                told = json.loads(plan.read_text()) if plan.exists() else {}
+                left, base = told.get("left", given.split()), told.get("base", "")
                 name = left[turn % len(left)] if left else None
                 turn += 1
-                if name == self.ends_with:
+                parts = [self.named(one) for one in (name or "").split(",") if one]
+                if self.ends_with in parts:
                     write(log, name, "enter", *self.on_its_way_out)
                     trial = trial_of("A", windows)
                     raise TrialError("B: the workload ended", fix="see", trial=trial, arm="B")
                 if name is not None:
-                    append(log, name, second)
-                windows.append(window(arm, second, 100.0 * noise * self.shares.get(name, 1.0)))
+                    append(log, name, second, base, parts)
+                share = self.share(base if name is None else name)
+                windows.append(window(arm, second, 100.0 * noise * share))
             if is_enough(windows):
                 break
         return trial_of("A", windows)
@@ -194,11 +214,12 @@ def write(log, name, *events):
             file.write(json.dumps({"event": event, "name": name, "time_ns": 0, **left}) + "\n")
 
 
-def append(log, name, second):
-    left = {"num_calls": second, "num_compiled": 0}
+def append(log, name, second, base="", parts=()):
+    ran = {kernel: {"provider": by} for kernel, _, by in (one.partition("=") for one in parts)}
+    left = {"num_calls": second, "num_compiled": 0, "ran": ran}
     with log.open("a") as file:
         for event, at_ns in (("enter", second * S - 1), ("leave", (second + 1) * S)):
-            line = {"event": event, "name": name, "time_ns": at_ns}
+            line = {"event": event, "name": name, "time_ns": at_ns, "base": base}
             file.write(json.dumps(line | (left if event == "leave" else {})) + "\n")
 
 
@@ -222,7 +243,7 @@ def reasons_in(folder):
     return {one["name"]: one["why"] for one in tried}
 
 
-def test_every_candidate_is_tried_until_it_is_decided(monkeypatch, tmp_path):
+def test_where_all_kernels_together_are_slower_each_is_tried_alone(monkeypatch, tmp_path):
     shares = {"rope=kprof": 0.9, "adamw=kprof": 1.2, "rmsnorm=kprof": 0.95, "rmsnorm=aten": 0.93}
     choice = chosen(monkeypatch, tmp_path, Process(shares))
     assert choice.names == ("rope=kprof", "rmsnorm=aten")
@@ -230,7 +251,93 @@ def test_every_candidate_is_tried_until_it_is_decided(monkeypatch, tmp_path):
     assert [one.name for one in choice.tried][-1] == "adamw=kprof"
     for one in choice.tried:
         assert one.ratio == pytest.approx(shares[one.name], rel=0.01)
+    assert choice.joint.ratio == pytest.approx(0.9 * 1.2 * 0.95, rel=0.01)
     assert json.loads((tmp_path / "choice.json").read_text())["tried"][0]["name"] == "rope=kprof"
+
+
+def test_of_the_joint_swap_each_kernel_is_left_out_in_turn_and_its_provider_exchanged(
+    monkeypatch, tmp_path
+):
+    shares = {"rope=kprof": 0.8, "adamw=kprof": 1.04, "rmsnorm=kprof": 0.95, "rmsnorm=aten": 0.9}
+    choice = chosen(monkeypatch, tmp_path, Process(shares))
+    assert set(choice.names) == {"rope=kprof", "rmsnorm=aten"}
+    assert choice.joint.ratio == pytest.approx(0.8 * 1.04 * 0.95, rel=0.01)
+    found = {one.name: one for one in choice.tried}
+    for name in ("rope=kprof", "adamw=kprof", "rmsnorm=kprof"):
+        assert found[name].ratio == pytest.approx(shares[name], rel=0.01)
+        assert found[name].low < shares[name] < found[name].high
+    # Against the provider in the joint swap.
+    assert found["rmsnorm=aten"].instead_of == "kprof"
+    assert found["rmsnorm=aten"].ratio == pytest.approx(0.9 / 0.95, rel=0.01)
+    assert choice.predicted == pytest.approx(0.8 * 0.9, rel=0.01)
+    outcomes = {"=".join(row[:2]): row[-1] for row in section_of_choice(choice, 0.72).parts[1].rows}
+    assert [outcomes[one] == "chosen" for one in shares] == [True, False, False, True]
+
+
+def test_where_steps_are_long_the_joint_swap_is_chosen_before_any_kernel_is_judged(
+    monkeypatch, tmp_path
+):
+    shares = {"rope=kprof": 0.9, "adamw=kprof": 0.95, "rmsnorm=kprof": 0.98, "rmsnorm=aten": 0.9}
+    process, num_windows = Process(shares), 30
+
+    def run(variant, schedule, folder, *, is_enough, why_to_end):
+        def is_over(windows):
+            return is_enough(windows) or len(windows) == num_windows
+
+        return process(variant, schedule, folder, is_enough=is_over)
+
+    run.shares = shares
+    choice = chosen(monkeypatch, tmp_path, run)
+    assert set(choice.names) == {"rope=kprof", "adamw=kprof", "rmsnorm=kprof"}
+    assert choice.predicted == pytest.approx(0.9 * 0.95 * 0.98, rel=0.01)
+    assert [one.ratio for one in choice.tried] == [None] * 4
+
+
+def test_kernels_that_are_neutral_together_are_not_chosen(monkeypatch, tmp_path):
+    with pytest.raises(KprofError):
+        chosen(monkeypatch, tmp_path, Process({"rope=kprof": 1.0, "adamw=kprof": 1.0}), budget_s=3)
+
+
+def test_a_provider_stands_in_for_one_of_the_joint_swap_that_the_gate_is_against(
+    monkeypatch, tmp_path
+):
+    def judge(place, end_s, one):
+        return "fails" if one.name == "rmsnorm=kprof" else GATE_PASSED
+
+    shares = {"rope=kprof": 0.8, "rmsnorm=kprof": 0.9, "rmsnorm=aten": 0.95}
+    choice = chosen(monkeypatch, tmp_path, Process(shares), judge=judge)
+    assert set(choice.names) == {"rope=kprof", "rmsnorm=aten"}
+    assert choice.predicted == pytest.approx(0.8 * 0.95, rel=0.01)
+
+
+def tried_of(search, *, num_compiled=0):
+    joint = replace(tried(search.joint, 0.8, 0.85, 0.9), num_compiled=num_compiled)
+    ran = {one: Ran("kprof") for one in search.joint.split(",")}
+    return {search.joint: joint}, {search.joint: Seen(ran, {}, took_s=20.0)}
+
+
+@pytest.mark.parametrize(("time_left_s", "num_left"), [(60.0, 4), (10.0, 0)])
+def test_compiled_code_is_compiled_anew_a_few_times_and_while_there_is_time(time_left_s, num_left):
+    search = Search([f"{one}=kprof" for one in "abcdefgh"])
+    left, base = search.left(*tried_of(search, num_compiled=3), time_left_s)
+    assert (len(left), base) == (num_left, search.joint)
+    assert len(search.left(*tried_of(search), time_left_s)[0]) == 8
+
+
+def test_kernels_that_pay_by_the_findings_are_left_out_last():
+    search = Search(["a=kprof", "b=kprof", "c=kprof"], likely=["b", "a"])
+    left, _ = search.left(*tried_of(search), 60.0)
+    assert left == ["a,b", "b,c", "a,c"]
+
+
+def test_a_kernel_that_runs_where_another_is_left_out_takes_its_place():
+    search = Search(["head=kprof", "loss=kprof", "rope=kprof"])
+    found, seen = tried_of(search)
+    seen[search.joint] = Seen({"head": Ran("kprof"), "rope": Ran("kprof")}, {"loss": "none"}, 1.0)
+    found["loss,rope"] = tried("loss,rope", 0.9, 0.95, 0.97)
+    seen["loss,rope"] = Seen({"loss": Ran("kprof"), "rope": Ran("kprof")}, {}, 1.0)
+    outcome, joint = search.outcome(found, seen)
+    assert set(Choice(tuple(outcome.values()), joint=joint).names) == {"loss=kprof", "rope=kprof"}
 
 
 @pytest.mark.parametrize("on_its_way_out", [(), ("leave",), ("leave", "drop")])
@@ -239,7 +346,8 @@ def test_a_candidate_that_ends_the_workload_is_left_out_and_the_rest_is_tried(
 ):
     process = Process({"rope=kprof": 1.0, "adamw=kprof": 0.5}, "rope=kprof", on_its_way_out)
     choice = chosen(monkeypatch, tmp_path, process)
-    assert process.names == [["rope=kprof", "adamw=kprof"], ["adamw=kprof"]]
+    # Of the joint swap it is unknown which kernel it was.
+    assert process.names == [["rope,adamw"], ["rope=kprof", "adamw=kprof"], ["adamw=kprof"]]
     assert choice.names == ("adamw=kprof",)
     assert "the workload ended" in choice.tried[-1].why
 
@@ -274,7 +382,12 @@ def ends_after(num_steps_of, *, drops=()):
 
 
 @pytest.mark.parametrize(
-    ("drops", "says_no_call"), [(("rope=kprof",), False), (("rope=kprof", "adamw=kprof"), True)]
+    ("drops", "says_no_call"),
+    [
+        (("rope=kprof",), False),
+        (("rope,adamw", "rope=kprof"), False),
+        (("rope,adamw", "rope=kprof", "adamw=kprof"), True),
+    ],
 )
 def test_no_kernel_has_a_call_only_where_each_was_tried(monkeypatch, tmp_path, drops, says_no_call):
     process = ends_after(3, drops=drops)
@@ -297,7 +410,7 @@ def test_reasons_found_before_a_crash_are_kept(monkeypatch, tmp_path):
 
     def run(variant, schedule, folder, *, is_enough, why_to_end):
         log = Path(schedule.patch_arguments[1])
-        if "x=y" in schedule.patch_arguments[0]:
+        if "x=y" in schedule.patch_arguments[0].split():
             write(log, "x=y", "enter", "drop")
         return process(variant, schedule, folder, is_enough=is_enough, why_to_end=why_to_end)
 
@@ -369,11 +482,12 @@ class Watched(Process):
         self.name, self.lines = name, lines
 
     def __call__(self, variant, schedule, folder, *, is_enough, why_to_end):
-        if self.name in schedule.patch_arguments[0].split(","):
-            self.names.append(schedule.patch_arguments[0].split(","))
+        first = schedule.patch_arguments[0].split()
+        if self.name in (self.named(part) for name in first for part in name.split(",")):
+            self.names.append(first)
             with Path(schedule.patch_arguments[1]).open("a") as file:
                 for line in self.lines:
-                    file.write(json.dumps({"name": self.name, "time_ns": 0, **line}) + "\n")
+                    file.write(json.dumps({"name": first[0], "time_ns": 0, **line}) + "\n")
             why = why_to_end()
             assert why
             raise TrialError(f"B: {why}", fix="see", trial=trial_of("A", []), arm="B")
@@ -381,25 +495,32 @@ class Watched(Process):
 
 
 ENTER, LEAVE = {"event": "enter"}, {"event": "leave", "num_calls": 3, "num_compiled": 0}
-SPOILT = {"event": "drop", "why": "no numbers", "is_spoilt": True}
+LEAVE["ran"] = {"rope": {"provider": "kprof"}, "adamw": {"provider": "kprof"}}
+SPOILT = {"event": "drop", "why": "no numbers", "is_spoilt": True, "kernel": "rope"}
+JOINT, ALONE, OTHER = ["rope,adamw"], ["rope=kprof", "adamw=kprof"], ["adamw=kprof"]
 
 
 @pytest.mark.parametrize(
-    ("lines", "why"), [([ENTER], "no window ended"), ([ENTER, LEAVE, SPOILT], "no numbers")]
+    ("lines", "why", "begun"),
+    [
+        ([ENTER], "no window ended", [JOINT, ALONE, OTHER]),
+        # The log says which kernel of the joint swap it is.
+        ([ENTER, LEAVE, SPOILT], "no numbers", [JOINT, OTHER]),
+    ],
 )
 def test_one_that_hangs_or_spoils_results_is_left_out_and_the_rest_is_tried(
-    monkeypatch, tmp_path, lines, why
+    monkeypatch, tmp_path, lines, why, begun
 ):
     process = Watched({"rope=kprof": 1.0, "adamw=kprof": 0.5}, "rope=kprof", *lines)
     choice = chosen(monkeypatch, tmp_path, process)
-    assert process.names == [["rope=kprof", "adamw=kprof"], ["adamw=kprof"]]
+    assert process.names == begun
     assert choice.names == ("adamw=kprof",)
     assert why in reasons_in(tmp_path)["rope=kprof"]
 
 
 def test_a_candidate_that_is_out_does_not_hang_however_long_nothing_happens(tmp_path):
     log = log_of(tmp_path / "log", ("rope=kprof", 1))
-    look = choose_module.Look(log, ["rope=kprof"], 60.0, lambda message: None)
+    look = choose_module.Look(log, Search(["rope=kprof"]), 60.0, lambda message: None)
     assert look.why_to_end() == ""
 
 

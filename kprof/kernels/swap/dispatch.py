@@ -151,6 +151,12 @@ class Dispatcher:
         """Count a call that goes to the original."""
         self._decision(None, None, why).num_calls += 1
 
+    def forget(self) -> None:
+        """Choose a function anew for every sort of calls; counts stay."""
+        self.known.clear()
+        for one in self._all.values():
+            one.function = None
+
     def close(self) -> None:
         """Leave all calls to the original: filters exclude this site."""
         self._is_open = False
@@ -244,13 +250,16 @@ class Dispatcher:
     def _decision(
         self, function: Callable[..., Any] | None, provider: str | None, why: str | None
     ) -> Decision:
-        if (provider, why) not in self._all:
-            if function is not None and not is_ours(provider or ""):
+        decision = self._all.get((provider, why))
+        if decision is None:
+            decision = self._all[provider, why] = Decision(None, provider, why)
+        if decision.function is None and function is not None:
+            if not is_ours(provider or ""):
                 function = self.guarded(function)
-            if function is not None and self._maker is not None:
+            if self._maker is not None:
                 function = self._maker.wrap(function)
-            self._all[provider, why] = Decision(function, provider, why)
-        return self._all[provider, why]
+            decision.function = function
+        return decision
 
 
 def changes_of(reads: Reads) -> Callable[[Any], bool] | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass, field
-from math import prod
 from pathlib import Path
 
 import msgspec
@@ -21,8 +20,8 @@ SWAP_REPORT = "swap.json"
 AUTO = "auto"
 # Name of the file with what `--swap auto` tried.
 CHOICE = "choice.json"
-# Ending of the file, beside the log of candidates, with the names of those that are decided.
-DECIDED = ".decided"
+# Ending of the file, beside the log of candidates, with those that need windows.
+PLAN = ".plan"
 # Ending of the file, beside it, with what rank 0 swaps in at each entry.
 TURNS = ".turns"
 # Windows of a candidate at its first look; each later look has twice as many.
@@ -126,6 +125,19 @@ class CallSort:
 
 
 @dataclass(frozen=True)
+class Ran:
+    """How a kernel ran in the first entry of a candidate."""
+
+    provider: str
+    """Of most of its calls."""
+    num_calls: int = 0
+    """Calls that it replaced, without compiled graphs."""
+    num_compiled: int = 0
+    """Sites in compiled graphs."""
+    sorts: tuple[CallSort, ...] = ()
+
+
+@dataclass(frozen=True)
 class Tried:
     """A candidate of `--swap auto`: what it did to the workload's steps."""
 
@@ -148,6 +160,12 @@ class Tried:
     """The calls that it replaced in its first entry."""
     gate: str = ""
     """The outcome of the correctness gate for these calls; empty: it was not judged."""
+    is_joined: bool = False
+    """Whether it was in the joint swap, which is faster for sure: its ratio is that of the joint
+    swap to one without it."""
+    instead_of: str = ""
+    """The provider of its kernel in the joint swap, if its ratio is to that one; empty: it is
+    not."""
 
     @property
     def is_faster(self) -> bool:
@@ -155,14 +173,26 @@ class Tried:
         return self.high is not None and self.high < 1
 
     @property
+    def pays(self) -> bool:
+        """Whether it is faster for sure; in the joint swap: unless that is as fast without it."""
+        if self.is_joined:
+            return self.ratio is None or self.ratio < 1
+        return self.is_faster
+
+    @property
     def may_be_chosen(self) -> bool:
-        """Whether it is faster, and the gate does not speak against it."""
-        return self.is_faster and self.gate in ("", GATE_PASSED)
+        """Whether it pays, and the gate does not speak against it."""
+        return self.pays and self.gate in ("", GATE_PASSED)
 
     @property
     def is_slower(self) -> bool:
         """Whether the whole interval is above 1."""
         return self.low is not None and self.low > 1
+
+
+def is_of_one_kernel(one: Tried, other: Tried) -> bool:
+    """Return whether two candidates are providers of one kernel."""
+    return one.name.partition("=")[0] == other.name.partition("=")[0]
 
 
 @dataclass(frozen=True)
@@ -193,14 +223,27 @@ class Choice:
     made: str = ""
     """The date of a choice that was kept, and is used again; empty: it was made now."""
 
+    joint: Tried | None = None
+    """All kernels in one swap, against the workload as it is; None: none was tried."""
+
     @property
     def names(self) -> tuple[str, ...]:
-        """The chosen ones: of each kernel the fastest that is faster for sure and right."""
+        """The chosen ones: of each kernel the fastest that pays and is right."""
         best: dict[str, str] = {}
-        for one in self.tried:
-            if one.may_be_chosen:
+        # What is faster than the joint swap's own provider comes first.
+        for one in sorted(self.tried, key=lambda one: not one.instead_of):
+            if one.may_be_chosen or self._may_stand_in(one):
                 best.setdefault(one.name.partition("=")[0], one.name)
         return tuple(best.values())
+
+    def _may_stand_in(self, one: Tried) -> bool:
+        """Return whether a candidate pays for one of the joint swap that the gate is against."""
+        if not one.instead_of or one.ratio is None or one.gate not in ("", GATE_PASSED):
+            return False
+        own = next((t for t in self.tried if t.is_joined and is_of_one_kernel(t, one)), None)
+        if own is None or own.gate in ("", GATE_PASSED):
+            return False
+        return one.ratio * (own.ratio or 1.0) < 1
 
     @property
     def is_unjudged(self) -> bool:
@@ -210,7 +253,17 @@ class Choice:
     @property
     def predicted(self) -> float:
         """Step time with all that was chosen over step time without, if gains multiply."""
-        return prod(one.ratio or 1.0 for one in self.tried if one.name in self.names)
+        names = self.names
+        ratio = 1.0
+        if self.joint is not None and self.joint.is_faster:
+            ratio = self.joint.ratio or 1.0
+        replaced = {one.name.partition("=")[0] for one in self.tried if one.name in names}
+        for one in self.tried:
+            if not one.is_joined:
+                ratio *= (one.ratio or 1.0) if one.name in names else 1.0
+            elif one.name.partition("=")[0] not in replaced:
+                ratio /= one.ratio or 1.0
+        return ratio
 
     def predicted_by_findings(self) -> tuple[float, float] | None:
         """Return the same by the findings, whose savings are added; None: not of all chosen."""
@@ -224,7 +277,8 @@ class Choice:
 
     def best_of(self, kernel: str) -> Tried | None:
         """Return the fastest provider of a kernel that was timed; None: none was."""
-        timed = (one for one in self.tried if one.name.partition("=")[0] == kernel)
+        of_kernel = (one for one in self.tried if one.name.partition("=")[0] == kernel)
+        timed = (one for one in of_kernel if not one.instead_of)
         return next((one for one in timed if one.ratio is not None), None)
 
 

@@ -56,7 +56,6 @@ class Swap:
         names: Iterable[str],
         *,
         providers: type[Providers] = Providers,
-        like: Swap | None = None,
     ) -> None:
         """Prepare to swap these kernels.
 
@@ -64,7 +63,6 @@ class Swap:
             roots: Modules and optimizers, referenced until the first entry; None: whole process.
             names: KERNEL or KERNEL=PROVIDER, each optionally followed by @PATTERN;!PATTERN.
             providers: How a function is chosen for a call.
-            like: A swap of the same names, which knows the kinds of modules already.
 
         Raises:
             KprofError: there is no such kernel or provider.
@@ -81,8 +79,6 @@ class Swap:
         kernels = kernels_named(asked)
         forced = {name: provider for name, provider in asked.items() if provider is not None}
         self._request = Request(kernels, providers(kernels, forced), patterns=patterns)
-        if like is not None:
-            self._request.recognised = like._request.recognised
         self._roots = None if roots is None else list(roots)
         self._found: list[Site | Skip] | None = None
         self._is_everything = roots is None
@@ -171,6 +167,13 @@ class Swap:
         for site in reversed(self._on):
             site.leave()
         self._on = []
+
+    def decide_anew(self) -> None:
+        """Choose functions anew for all calls, as the providers choose now; counts stay."""
+        for one in self._found or ():
+            if isinstance(one, Site):
+                for dispatcher in one.parts.values():
+                    dispatcher.forget()
 
     def _find(self) -> Iterator[Site | Skip]:
         roots = all_roots() if self._roots is None else self._roots

@@ -28,9 +28,13 @@ def roots(monkeypatch):
     return found
 
 
+def plan(log, *left, base=""):
+    log.with_suffix(".plan").write_text(json.dumps({"left": left, "base": base}))
+
+
 def turn(names, log, model):
     swapping.all_roots()[:] = [model]
-    with next_candidate(",".join(names), str(log)):
+    with next_candidate(" ".join(names), str(log)):
         model(torch.ones(2, 16))
 
 
@@ -50,16 +54,60 @@ def test_each_candidate_has_its_turn_and_one_that_replaces_no_call_none_after_it
     assert calls == [None, 1, None, None, None, 1, None, 2]
 
 
+def test_the_base_is_in_wherever_no_candidate_is(tmp_path):
+    log, model = tmp_path / "log", nn.Sequential(Norm(16), nn.LayerNorm(16))
+    joint, norm = "rmsnorm=eager,layernorm=aten", "rmsnorm=eager"
+
+    def swapped_in():
+        return tuple("forward" in vars(one) for one in model)
+
+    turn([joint], log, model)
+    assert swapped_in() == (False, False)
+    plan(log, norm, base=joint)
+    swapping.all_roots()[:] = [model]
+    with next_candidate(joint, str(log)):
+        assert swapped_in() == (True, False)
+        model(torch.ones(2, 16))
+    assert swapped_in() == (True, True)
+    # Where none is left as well.
+    plan(log, base=joint)
+    with next_candidate(joint, str(log)):
+        assert swapped_in() == (True, True)
+    plan(log)
+    with next_candidate(joint, str(log)):
+        pass
+    assert swapped_in() == (False, False)
+    assert [one["base"] for one in lines(log) if one["event"] == "enter"] == ["", joint]
+
+
+def test_a_joint_swap_says_how_each_kernel_ran_and_why_others_did_not(tmp_path):
+    log, model = tmp_path / "log", nn.Sequential(Norm(16), nn.LayerNorm(16))
+    turn(["rmsnorm=eager,layernorm=aten,swiglu=eager"], log, model)
+    (left,) = [one for one in lines(log) if one["event"] == "leave"]
+    assert {name: one["provider"] for name, one in left["ran"].items()} == {
+        "rmsnorm": "eager",
+        "layernorm": "aten",
+    }
+    assert [one["num_calls"] for one in left["ran"].values()] == [1, 1]
+    assert set(left["whys"]) == {"swiglu"}
+
+
+def test_a_joint_swap_with_a_provider_is_about_that_kernel(tmp_path):
+    log, model = tmp_path / "log", nn.Sequential(Norm(16))
+    turn(["rmsnorm,layernorm=aten"], log, model)
+    assert events(log)[-1] == ("drop", "rmsnorm,layernorm=aten")
+
+
 def test_a_candidate_that_is_decided_has_no_more_turns(tmp_path):
     log, model = tmp_path / "log", nn.Sequential(Norm(16), nn.LayerNorm(16))
     for _ in range(3):
         turn(["rmsnorm=eager", "layernorm=aten"], log, model)
-        log.with_suffix(".decided").write_text("rmsnorm=eager\nrope=kprof")
+        plan(log, "layernorm=aten")
     assert [one[1] for one in events(log) if one[0] == "enter"] == [
         "rmsnorm=eager",
         *["layernorm=aten"] * 2,
     ]
-    log.with_suffix(".decided").write_text("rmsnorm=eager\nlayernorm=aten")
+    plan(log)
     turn(["rmsnorm=eager", "layernorm=aten"], log, model)
     assert len(events(log)) == 6
 
@@ -68,12 +116,13 @@ def test_two_candidates_take_turns_until_both_may_be_judged(tmp_path):
     """Else none has enough windows where steps are long."""
     log, model = tmp_path / "log", nn.Sequential(Norm(16), nn.LayerNorm(16))
     names = ["rmsnorm=eager", "layernorm=aten", "rmsnorm=aten"]
-    for _ in range(3 + 2 * FIRST_LOOK + 2):
+    both = 2 * (1 + FIRST_LOOK)
+    for _ in range(both + 2):
         turn(names, log, model)
     entered = [one[1] for one in events(log) if one[0] == "enter"]
-    assert entered[:3] == names
-    assert entered[3 : 3 + 2 * FIRST_LOOK] == names[:2] * FIRST_LOOK
-    assert set(entered[3 + 2 * FIRST_LOOK :]) == {names[2]}
+    # The first entry of each is not timed.
+    assert entered[:both] == names[:2] * (1 + FIRST_LOOK)
+    assert set(entered[both:]) == {names[2]}
 
 
 def test_behind_each_turn_the_model_is_as_it_was(tmp_path):
@@ -113,9 +162,9 @@ def test_the_first_entry_records_the_calls_and_later_ones_have_no_look_at_result
         turn(["rmsnorm=eager"], log, model)
     assert len(seen) == 2
     first, *others = [one for one in lines(log) if one["event"] == "leave"]
-    (sort,) = first["sorts"]
+    (sort,) = first["ran"]["rmsnorm"]["sorts"]
     assert (sort["shape"], sort["dtype"], sort["has_gradients"]) == ([2, 16], "float32", True)
-    assert [one["sorts"] for one in others] == [[], []]
+    assert ["ran" in one for one in others] == [False, False]
     assert [one["num_calls"] for one in (first, *others)] == [1, 2, 3]
 
 
@@ -134,7 +183,7 @@ def test_a_candidate_whose_results_are_no_numbers_is_dropped_at_once(tmp_path, m
     monkeypatch.setattr(Providers, "choose", spoiling)
     turn(["swiglu=eager"], tmp_path / "log", Mlp(16))
     last = lines(tmp_path / "log")[-1]
-    assert (last["event"], last["is_spoilt"]) == ("drop", True)
+    assert (last["event"], last["is_spoilt"], last["kernel"]) == ("drop", True, "swiglu")
 
 
 def test_a_candidate_under_which_weights_become_no_numbers_is_dropped_at_once(tmp_path):
@@ -165,7 +214,7 @@ def test_other_ranks_swap_in_what_rank_0_swapped_in_at_the_same_entry(tmp_path, 
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setattr(candidates, "_of_logs", runs[rank])
         model = swapping.all_roots()[:] = [models[rank]]
-        with next_candidate(",".join(names), str(log)):
+        with next_candidate(" ".join(names), str(log)):
             (model,) = model
             model(torch.ones(2, 16))
             return tuple("forward" in vars(one) for one in model)
@@ -175,7 +224,7 @@ def test_other_ranks_swap_in_what_rank_0_swapped_in_at_the_same_entry(tmp_path, 
     for _ in range(4):
         first = entered(0)
         # It is decided between the entries of the two ranks.
-        log.with_suffix(".decided").write_text("rmsnorm=eager\n" * (len(found) > 1))
+        plan(log, *names[:1], *names[2 - (len(found) < 2) :])
         found.append((first, entered(1)))
     assert [one for one, _ in found] == [(True, False), (False, True), (True, False), (False, True)]
     assert all(one == other for one, other in found)

@@ -1,0 +1,172 @@
+"""The order in which `--swap auto` tries kernels: all together first, then one by one.
+
+The joint swap has every kernel, each with the provider that was measured to be the fastest for the
+calls. Where it is faster for sure, it becomes the base: steps without one of its kernels, or with
+another provider of it, are compared with steps of the joint swap. So a workload of long steps, with
+windows for a few comparisons, gets the gain of all. Where it is not, each candidate is compared
+with the workload as it is.
+
+The gain of the joint swap was proven, so a kernel of it stays unless the step is as fast without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kprof.kernels.swap.swap_report import FIRST_LOOK, Ran, Tried
+
+# Windows after which a joint swap that is not decided is given up.
+MOST_OF_JOINT = 2 * FIRST_LOOK
+# Other swaps of compiled code than the joint one: each compiles the graphs anew, and torch keeps
+# the graphs of eight.
+MOST_COMPILED = 4
+UNTOUCHED = "no call beside the others"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the log says of the first entry of a candidate."""
+
+    ran: Mapping[str, Ran]
+    """How each kernel ran that replaced calls."""
+    whys: Mapping[str, str]
+    """Why another one replaced none."""
+    took_s: float
+    """Its time, with what was compiled."""
+
+
+class Search:
+    """Which candidates need windows, and which one is the base."""
+
+    def __init__(
+        self, names: Sequence[str], apart: Sequence[str] = (), likely: Sequence[str] = ()
+    ) -> None:
+        """Begin with the joint swap, unless there is one kernel.
+
+        Args:
+            names: KERNEL=PROVIDER of each candidate.
+            apart: Kernels that are not in the joint swap.
+            likely: Kernels that pay by the findings, the best first: left out last.
+        """
+        self.names = list(names)
+        kernels = [one for one in dict.fromkeys(map(kernel_of, names)) if one not in apart]
+        # The first are left out first, so that those that may not pay are judged in time.
+        self._kernels = sorted(
+            kernels, key=lambda one: -likely.index(one) if one in likely else -len(likely) - 1
+        )
+        self.joint = ",".join(kernels) if len(kernels) > 1 else ""
+
+    @property
+    def first(self) -> list[str]:
+        """The candidates before anything is known."""
+        return [self.joint] if self.joint else self.names
+
+    def without(self, kernel: str) -> str:
+        """Return the joint swap without a kernel."""
+        return ",".join(one for one in self.joint.split(",") if one != kernel)
+
+    def exchanged(self, name: str) -> str:
+        """Return the joint swap with this provider of its kernel."""
+        kernel = kernel_of(name)
+        return ",".join(name if one == kernel else one for one in self.joint.split(","))
+
+    def is_joined(self, tried: Mapping[str, Tried]) -> bool:
+        """Return whether the joint swap is faster for sure."""
+        return self.joint in tried and tried[self.joint].is_faster
+
+    def left(
+        self, tried: Mapping[str, Tried], seen: Mapping[str, Seen], time_left_s: float
+    ) -> tuple[list[str], str]:
+        """Return the candidates that need windows, the first first, and the base."""
+        joint = tried.get(self.joint, Tried(self.joint))
+        is_open = not (joint.is_faster or joint.is_slower or joint.why)
+        if self.joint and is_open and joint.num_windows < MOST_OF_JOINT:
+            return [self.joint], ""
+        if not self.joint or not joint.is_faster:
+            return [one for one in self.names if not _is_decided(tried.get(one))], ""
+        moves = self._moves(seen[self.joint].ran)
+        if joint.num_compiled:
+            begun = [one for one in moves if one in tried]
+            has_time = time_left_s > seen[self.joint].took_s
+            moves = moves[: MOST_COMPILED if has_time else len(begun)]
+        return [one for one in moves if not _is_decided(tried.get(one))], self.joint
+
+    def _moves(self, ran: Mapping[str, Ran]) -> list[str]:
+        """Return the joint swap without each kernel that ran in it, and with other providers."""
+        active = [one for one in self._kernels if one in ran]
+        moves = [self.without(one) for one in active] if len(active) > 1 else []
+        own = {f"{kernel}={one.provider}" for kernel, one in ran.items()}
+        others = [one for one in self.names if one not in own and kernel_of(one) in self._kernels]
+        # Providers of kernels that ran first: others may have no call.
+        others.sort(key=lambda one: kernel_of(one) not in ran)
+        return moves + [self.exchanged(one) for one in others]
+
+    def outcome(
+        self, tried: Mapping[str, Tried], seen: Mapping[str, Seen]
+    ) -> tuple[dict[str, Tried], Tried | None]:
+        """Return what is known of each candidate KERNEL=PROVIDER, and of the joint swap."""
+        joint = tried.get(self.joint) if self.joint else None
+        if joint is None or not joint.is_faster:
+            return {name: tried.get(name, Tried(name)) for name in self.names}, joint
+        begun = seen[self.joint]
+        found = {name: Tried(name, why=self._why(name, begun)) for name in self.names}
+        for kernel, ran in begun.ran.items():
+            out = tried.get(self.without(kernel))
+            told = _joined(kernel, ran, out)
+            found[told.name] = told
+            if out is not None and not told.pays:
+                # In its place others may have run.
+                instead = seen[out.name].ran.items() if out.name in seen else ()
+                others = (_joined(*one, None) for one in instead if one[0] not in begun.ran)
+                found |= {one.name: one for one in others}
+        for name in self.names:
+            one = tried.get(self.exchanged(name))
+            if one is None or (one.ratio is None and not one.why):
+                continue
+            kernel = kernel_of(name)
+            ran_alone = seen[one.name].ran.get(kernel) if one.name in seen else None
+            own = begun.ran.get(kernel)
+            found[name] = replace(
+                one,
+                name=name,
+                sorts=ran_alone.sorts if ran_alone is not None else (),
+                instead_of="" if own is None else own.provider,
+            )
+        return found, joint
+
+    def _why(self, name: str, begun: Seen) -> str:
+        """Return why a candidate did not run in the joint swap; empty: another provider did."""
+        kernel = kernel_of(name)
+        return "" if kernel in begun.ran else begun.whys.get(kernel, UNTOUCHED)
+
+
+def kernel_of(name: str) -> str:
+    """Return the kernel of KERNEL=PROVIDER."""
+    return name.partition("=")[0]
+
+
+def _is_decided(one: Tried | None) -> bool:
+    return one is not None and bool(one.is_faster or one.is_slower or one.why)
+
+
+def _joined(kernel: str, ran: Ran, out: Tried | None) -> Tried:
+    """Return a kernel of the joint swap, by the swap without it."""
+    told = Tried(
+        f"{kernel}={ran.provider}",
+        ran.num_calls,
+        ran.num_compiled,
+        sorts=ran.sorts,
+        is_joined=True,
+    )
+    if out is None or out.ratio is None:
+        return told
+    assert out.low is not None
+    assert out.high is not None
+    return replace(
+        told,
+        num_windows=out.num_windows,
+        ratio=1 / out.ratio,
+        low=1 / out.high,
+        high=1 / out.low,
+    )
