@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import sys
+import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import date
@@ -64,17 +65,32 @@ def facts_of_machine(environment: Mapping[str, str]) -> dict[str, object]:
 
 
 def words_of(command: Sequence[str]) -> list[str]:
-    """Return the script of a command line, and its arguments, as `sys.argv` has them there."""
+    """Return the script of a command line, and its arguments, as `sys.argv` has them there.
+
+    An installed module that gets a script or a module of the user is a launcher, as in
+    `python -m torch.distributed.run train.py`: the script is the user's.
+    """
     words = list(command)
-    if "-m" in words[1:3]:
-        module = words.index("-m") + 1
-        path = _file_of(words[module]) if module < len(words) else None
-        if path is not None and path.endswith(".py"):
-            return [path, *words[module + 1 :]]
+    installed: list[str] = []
     for place, word in enumerate(words):
-        if word.endswith(".py") and Path(word).is_file():
+        if word in ("-m", "--module"):
+            path = _file_of(words[place + 1]) if place + 1 < len(words) else None
+            if path is None or not path.endswith(".py"):
+                continue
+            found = [path, *words[place + 2 :]]
+            if not _is_installed(path):
+                return found
+            installed = installed or found
+        elif word.endswith(".py") and Path(word).is_file():
             return words[place:]
-    return words
+    return installed or words
+
+
+def _is_installed(path: str) -> bool:
+    """Return whether a file is of an installed package, or of Python itself."""
+    folders = Path(path).parents
+    is_package = any(one.name in ("site-packages", "dist-packages") for one in folders)
+    return is_package or Path(sysconfig.get_path("stdlib")) in folders
 
 
 def _file_of(module: str) -> str | None:

@@ -301,3 +301,24 @@ def test_a_module_is_found_without_running_its_packages(tmp_path, monkeypatch, m
     assert words_of(("python", "-m", module, "-x")) == [str(tmp_path / file), "-x"]
     for other in ("work.none", "..work", "work.", "none"):
         assert words_of(("python", "-m", other)) == ["python", "-m", other]
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (("python", "-m", "launching.run", "--nproc", "2", "train.py", "-x"), ("train.py", "-x")),
+        (("python", "-m", "launching.run", "-m", "mine", "-x"), ("{}/mine.py", "-x")),
+        (("torchrun", "--module", "mine"), ("{}/mine.py",)),
+        # Without a script of the user, the module is the script.
+        (("python", "-m", "launching.run", "-x"), ("{}/site-packages/launching/run.py", "-x")),
+        (("python", "train.py", "-m", "mine"), ("train.py", "-m", "mine")),
+    ],
+)
+def test_behind_a_launcher_the_script_is_the_users(tmp_path, monkeypatch, words, wanted):
+    installed = tmp_path / "site-packages" / "launching"
+    installed.mkdir(parents=True)
+    for path in (installed / "run.py", tmp_path / "train.py", tmp_path / "mine.py"):
+        path.write_text("")
+    monkeypatch.syspath_prepend(str(installed.parent))
+    monkeypatch.chdir(tmp_path)
+    assert words_of(words) == [one.format(tmp_path) for one in wanted]
