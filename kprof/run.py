@@ -59,6 +59,8 @@ class RunOptions:
     """Kernels that are swapped in after the first step: "KERNEL,KERNEL=PROVIDER,…", or AUTO."""
     budget_s: float | None = None
     """Time to choose kernels for AUTO; None: as usual, or a choice that was kept."""
+    stops_after_recording: bool = False
+    """Whether the workload is ended once its steps are recorded."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ def run(
     options: RunOptions,
     progress: Progress = lambda stage: None,
     choose: Choosing | None = None,
+    say: Callable[[str], None] = lambda message: None,
 ) -> RunOutcome:
     """Run a workload under the recorder and report on it: the main path of `kprof run`.
 
@@ -99,6 +102,7 @@ def run(
         progress: Told the name of each stage.
         choose: Takes the options, the command and the run's folder; returns the kernels that pay,
             for a swap of `auto`.
+        say: Hears when the recording begins and when it is over.
     """
     command = command_of(options)
     _check_tracer(options)
@@ -106,7 +110,8 @@ def run(
     folder = make_folder(name_of(options), options.out, force=options.force)
     if options.swap == AUTO and choose is not None:
         options = replace(options, swap=",".join(choose(options, command, folder)))
-    outcome = report_on(launch(launch_options(options, command, folder)), folder, progress)
+    launched = launch(launch_options(options, command, folder), say)
+    outcome = report_on(launched, folder, progress)
     if options.swap and not (folder / SWAP_REPORT).exists():
         outcome = replace(outcome, messages=(*outcome.messages, NOT_SWAPPED))
     return _with_counters(outcome, progress) if options.ncu else outcome
@@ -132,6 +137,11 @@ def _check_tracer(options: RunOptions) -> None:
     """Refuse options that Nsight Systems lacks, before a run folder is made."""
     if not options.nsys:
         return
+    if options.stops_after_recording:
+        raise LaunchError(
+            "--nsys completes its recording when the workload ends by itself",
+            fix="leave out --stop-after-recording, or --nsys",
+        )
     if options.stacks or options.memory or options.counters:
         raise LaunchError(
             "--nsys records neither Python stacks nor memory nor counters",
@@ -183,6 +193,7 @@ def launch_options(options: RunOptions, command: tuple[str, ...], folder: Path) 
         seconds=options.seconds,
         nsys=options.nsys,
         swap=options.swap,
+        stops_after_recording=options.stops_after_recording,
     )
 
 
@@ -315,21 +326,7 @@ def run_service(
     for the user while it runs.
     """
     kind = Trigger.parse(trigger)
-    if options.nsys:
-        raise LaunchError(
-            "--nsys records one window and --trigger many, so they do not go together",
-            fix="leave one of them out",
-        )
-    if options.ncu:
-        raise LaunchError(
-            "--ncu runs the workload once more, which a service does not end for",
-            fix="leave out --ncu; kprof ncu RUN counts for a workload that ends by itself",
-        )
-    if options.swap:
-        raise LaunchError(
-            "--swap swaps kernels in after the first step, and --trigger records no steps",
-            fix="call kprof.swapped(model, ...) in the service itself",
-        )
+    _check_service(options)
     command = command_of(options)
     folder = make_folder(name_of(options), options.out, force=options.force)
     bounded = replace(
@@ -352,6 +349,30 @@ def run_service(
     remove_empty(folder)
     messages = () if service.num_windows else ("No recording was requested.",)
     return RunOutcome(exit_code, folder, messages, None)
+
+
+def _check_service(options: RunOptions) -> None:
+    """Refuse options that a service lacks, before it starts."""
+    if options.nsys:
+        raise LaunchError(
+            "--nsys records one window and --trigger many, so they do not go together",
+            fix="leave one of them out",
+        )
+    if options.stops_after_recording:
+        raise LaunchError(
+            "--stop-after-recording ends the workload and --trigger keeps it running",
+            fix="leave one of them out",
+        )
+    if options.ncu:
+        raise LaunchError(
+            "--ncu runs the workload once more, which a service does not end for",
+            fix="leave out --ncu; kprof ncu RUN counts for a workload that ends by itself",
+        )
+    if options.swap:
+        raise LaunchError(
+            "--swap swaps kernels in after the first step, and --trigger records no steps",
+            fix="call kprof.swapped(model, ...) in the service itself",
+        )
 
 
 def open_apart(folder: Path) -> None:

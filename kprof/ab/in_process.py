@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from itertools import islice
 from math import isfinite, nan
 from pathlib import Path
 
-from kprof.ab.processes import ENERGY, STEP, facts_of, say_stopped
+from kprof.ab.processes import ENERGY, STEP, facts_of, say_stopped, time_left
 from kprof.ab.variants import AbOptions, Tell, measure_host_resolution_ns
 from kprof.analyze.verdict.judge import fewest_pairs, is_enough, judge
 from kprof.analyze.verdict.rule import FIXED_PAIRS, MOST_PAIRS
@@ -43,7 +44,9 @@ def flip(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Tell) -
         save_pairs(plan, taken, folder)
         if taken and len(windows) % 2 == 0:
             percent = 100 * (taken[-1].b[0] / taken[-1].a[0] - 1)
-            tell(f"pair {len(taken)} of at most {plan.max_pairs}: B {percent:+.1f} %")
+            elapsed_s = (time.time_ns() - taken[0].start_ns) / 1e9
+            left = time_left(len(taken), plan, elapsed_s)
+            tell(f"pair {len(taken)} of at most {plan.max_pairs}: B {percent:+.1f} %; {left}")
         # The counter is read a moment after a window has ended: until then its energy is missing.
         is_whole = taken and isfinite(sum(taken[-1].a + taken[-1].b))
         return plan.stops_early and is_enough(plan, taken if is_whole else taken[:-1])

@@ -48,6 +48,7 @@ def alternate(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Te
     reasons: list[str] = []
     ratios: list[list[float]] = []
     doubts = _doubts(plan, options, pilots)
+    began_s = time.monotonic()
     while not is_enough(plan, taken):
         is_a_first = next(orders)
         start_ns = time.time_ns()
@@ -66,7 +67,8 @@ def alternate(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Te
         ratios.append(_ratios(trials["A"], trials["B"]))
         taken.append(_pair(plan, trials["A"], trials["B"], is_a_first, start_ns))
         save_pairs(plan, taken, folder)
-        tell(_progress(taken, plan))
+        left = time_left(len(taken), plan, time.monotonic() - began_s)
+        tell(f"{_progress(taken, plan)}; {left}")
     if ENERGY in plan.metrics:
         doubts += _doubts_of_energy(reasons)
     fewest_steps = min((w.num_steps for trial in pilots for w in trial.windows), default=1)
@@ -190,6 +192,27 @@ def _mean(metric: Metric, trial: Trial) -> float:
     if metric is not STEP or not windows:
         return _value(metric, trial)
     return mean(w.time_ns for w in windows)
+
+
+def time_left(num_taken: int, plan: Plan, elapsed_s: float) -> str:
+    """Return how long the other pairs will take, those at the least and all of them, in words."""
+    each_s = elapsed_s / num_taken
+    least_s, most_s = (
+        max(number - num_taken, 0) * each_s for number in (fewest_pairs(plan), plan.max_pairs)
+    )
+    if not most_s:
+        return "no pair left"
+    least = f"{duration_in_words(least_s)} to " if least_s else "at most "
+    return f"{least if least_s < most_s else ''}{duration_in_words(most_s)} left"
+
+
+def duration_in_words(seconds: float) -> str:
+    """Return a time for somebody who waits: in seconds below two minutes, else in minutes."""
+    if seconds < 119.5:
+        return f"{seconds:.0f} s"
+    if seconds < 119.5 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
 
 
 def _progress(taken: Sequence[Pair], plan: Plan) -> str:

@@ -20,18 +20,22 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
-from typing import Union
+from typing import Any, Union
 
 from kprof.collect.nsys import EXPORT, ProfiledProcess, keep_window
 from kprof.collect.nvml import Sampler
 from kprof.collect.process_folders import compress_parts, leave_out_helpers, recorders_of
-from kprof.collect.recorder.kprof_recorder.settings import NSIGHT, OPTIONAL, Settings
-from kprof.errors import LaunchError
+from kprof.collect.recorder.kprof_recorder.settings import DRY_RUN, NSIGHT, OPTIONAL, Settings
+from kprof.errors import LaunchError, counted
 
 RECORDER = Path(__file__).parent / "recorder"
 LOOK_S = 0.05
+# After the window: for the dry run in the next step, and for a workload that was asked to end.
+LONGEST_CHECK_S = 5.0
+PATIENCE_S = 10.0
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Process = Union["PlainProcess", ProfiledProcess]
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ class LaunchOptions:
     """Whether Nsight Systems records, instead of torch's profiler."""
     swap: str | None = None
     """The kernels to swap in."""
+    stops_after_recording: bool = False
+    """Whether the workload is ended once its window is written."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +83,10 @@ class PlainProcess(subprocess.Popen[bytes]):
         super().__init__(command, env=environment)
 
 
-def launch(options: LaunchOptions) -> LaunchResult:
+def launch(options: LaunchOptions, say: Say = lambda message: None) -> LaunchResult:
     """Run the command to its end under the recorder and NVML sampling.
+
+    `say` hears when the recording begins and when it is over.
 
     Raises:
         LaunchError: the command cannot be started, or the folder holds another recording.
@@ -97,7 +105,10 @@ def launch(options: LaunchOptions) -> LaunchResult:
     sampler.start()
     try:
         start = partial(ProfiledProcess, raw=raw) if options.nsys else PlainProcess
-        exit_code = run_command(options.command, environment_for(options, raw), start=start)
+        follower = WindowFollower(raw, options, say)
+        environment = environment_for(options, raw)
+        exit_code = run_command(options.command, environment, look=follower.look, start=start)
+        exit_code = 0 if follower.has_stopped else exit_code
     finally:
         sampler.stop()
     times_ns = (started_ns, time.time_ns())
@@ -110,6 +121,69 @@ def launch(options: LaunchOptions) -> LaunchResult:
         troubles += keep_window(raw, is_explained=is_explained)
         parts = (*recorders, raw) if (raw / EXPORT).exists() else ()
     return LaunchResult(exit_code, raw, times_ns[1] - started_ns, parts, messages + troubles)
+
+
+class WindowFollower:
+    """Follows the window of a workload in what its processes write, and tells the user of it."""
+
+    def __init__(self, raw: Path, options: LaunchOptions, say: Say) -> None:
+        self.has_stopped = False
+        """Whether the workload was asked to end."""
+        self._raw, self._options, self._say = raw, options, say
+        self._told_ns: int | None = None
+        self._is_over = False
+        self._over_since = 0.0
+        self._stamp: tuple[tuple[str, int], ...] = ()
+
+    def look(self, process: Process) -> None:
+        """Read what is new; end the workload where that was asked for and nothing is to come."""
+        if not self._is_over and self._has_news():
+            self._follow(recorders_of(self._raw))
+        if self._is_over and self._options.stops_after_recording:
+            self._stop(process)
+
+    def _has_news(self) -> bool:
+        paths = sorted(self._raw.glob("rank*-pid*/recorder.json"))
+        stamp = tuple((str(path), path.stat().st_mtime_ns) for path in paths)
+        has_changed, self._stamp = stamp != self._stamp, stamp
+        return has_changed
+
+    def _follow(self, recorders: Mapping[Path, dict[str, Any]]) -> None:
+        windows = [one for one in recorders.values() if one["window_ns"]]
+        if not windows:
+            return
+        began_ns = min(one["window_ns"][0] for one in windows)
+        if self._told_ns is None:
+            self._told_ns = began_ns
+            self._say(f"recording {counted(self._options.steps, 'step')}")
+        if all(one["is_complete"] and len(one["window_ns"]) > 1 for one in windows):
+            self._is_over, self._over_since = True, time.monotonic()
+            took_s = (max(one["window_ns"][1] for one in windows) - began_ns) / 1e9
+            number = min(sum(step["recorded"] for step in one["steps"]) for one in windows)
+            self._say(
+                f"recorded {counted(number, 'step')} in {took_s:.3g} s; " + self._what_follows()
+            )
+
+    def _what_follows(self) -> str:
+        if self._options.stops_after_recording:
+            return "the workload is ended here"
+        return "the workload goes on; Ctrl-C to stop here"
+
+    def _stop(self, process: Process) -> None:
+        waited_s = time.monotonic() - self._over_since
+        if not self.has_stopped and (waited_s > LONGEST_CHECK_S or not self._is_checking()):
+            self.has_stopped = True
+            self._over_since = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+        elif self.has_stopped and waited_s > PATIENCE_S:
+            process.send_signal(signal.SIGKILL)
+
+    def _is_checking(self) -> bool:
+        """Tell whether the dry run of a swap, in the step after the window, is to come."""
+        recorders = recorders_of(self._raw)
+        return any(
+            one["device_name"] and not (part / DRY_RUN).exists() for part, one in recorders.items()
+        )
 
 
 def write_description(
@@ -143,7 +217,7 @@ def _versions() -> dict[str, str]:
 def run_command(
     command: tuple[str, ...],
     environment: dict[str, str],
-    look: Callable[[], None] | None = None,
+    look: Callable[[Process], None] | None = None,
     start: Callable[[tuple[str, ...], dict[str, str]], Process] = PlainProcess,
 ) -> int:
     """Run a command to its end and return its exit code; `look` is called meanwhile, every 50 ms.
@@ -160,7 +234,7 @@ def run_command(
         ) from error
     with _forwarding_signals(process):
         while look is not None and process.poll() is None:
-            look()
+            look(process)
             time.sleep(LOOK_S)
         code = process.wait()
     return 128 - code if code < 0 else code

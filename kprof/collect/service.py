@@ -116,7 +116,7 @@ class Service:
         try:
             environment = environment_for(self.options, raw, self._order.resolve())
             self.look()
-            exit_code = run_command(self.options.command, environment, self.look)
+            exit_code = run_command(self.options.command, environment, lambda process: self.look())
         finally:
             if before is not None:
                 signal.signal(signal.SIGUSR1, before)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from kprof.commands import Answer, ShowSecrets
+from kprof.commands import Answer, ShowSecrets, say
 from kprof.errors import KprofError
 from kprof.report.redaction import secrets_shown
 
@@ -37,7 +37,7 @@ def diff(
     from kprof.report.difference import sections_of_difference
     from kprof.report.progress import Progress
 
-    progress = Progress()
+    progress = Progress(say, is_patient=True)
     try:
         compared = diff_runs(a, b, progress)
     finally:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kprof.commands import Answer
+from kprof.commands import Answer, say
 
 
 def ncu(
@@ -29,7 +29,7 @@ def ncu(
     from kprof.report.sections.counters import render
     from kprof.run import count
 
-    progress = Progress()
+    progress = Progress(say, is_patient=True)
     try:
         opened = count(run, kernels, launches, progress)
     finally:

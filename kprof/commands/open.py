@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kprof.commands import Answer, ShowSecrets
+from kprof.commands import Answer, ShowSecrets, say
 from kprof.errors import KprofError
 from kprof.report.redaction import secrets_shown
 
@@ -45,7 +45,7 @@ def open(
     from kprof.opened import open_run
     from kprof.report.progress import Progress
 
-    progress = Progress()
+    progress = Progress(say, is_patient=True)
     try:
         with secrets_shown(shown=show_secrets):
             opened = open_run(paths, out, force=force, progress=progress)

@@ -14,7 +14,7 @@ import typer
 
 from kprof.ab.pricing import read_prices
 from kprof.analyze.kernel_times import Benched, read_benched
-from kprof.commands import Answer
+from kprof.commands import Answer, say
 from kprof.comparison import FILE as COMPARISON_FILE
 from kprof.comparison import Comparison, read
 from kprof.errors import KprofError
@@ -77,7 +77,7 @@ def report(
 
     if out.exists() and not force:
         raise KprofError(f"{out} exists already", fix="name another --out, or pass --force")
-    progress = Progress()
+    progress = Progress(say, is_patient=True)
     try:
         evidence = read_evidence(paths, title, progress)
         progress("drawing")

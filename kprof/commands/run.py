@@ -66,6 +66,10 @@ def run(
             metavar="S", min=1, help="Seconds of --swap auto; it chooses anew [default: 60]."
         ),
     ] = None,
+    stop_after_recording: Annotated[
+        bool,
+        typer.Option("--stop-after-recording", help="End the workload after the recording."),
+    ] = False,
     show_secrets: ShowSecrets = False,
 ) -> Answer:
     """Run a workload unmodified, record some steps and report on them.
@@ -74,7 +78,8 @@ def run(
 
     Any other command: kprof run [OPTIONS] -- COMMAND [ARGS]...
 
-    Options of kprof stand before the script. The exit code is the workload's own.
+    Options of kprof stand before the script. The exit code is the workload's own, and 0 where
+    --stop-after-recording ended it.
     """
     from kprof.report.progress import Progress
     from kprof.run import RunOptions, run_service
@@ -97,13 +102,14 @@ def run(
         counters,
         swap,
         budget,
+        stop_after_recording,
     )
     with secrets_shown(shown=show_secrets):
         if trigger is not None:
             outcome = run_service(options, trigger, say)
         else:
-            progress = Progress()
-            outcome = run_workload(options, progress, _choose)
+            progress = Progress(say, is_patient=True)
+            outcome = run_workload(options, progress, _choose, say)
             progress.close()
     for message in outcome.messages:
         say(message)

@@ -11,6 +11,8 @@
   // Below this width figures have smaller labels; a name in a legend takes so many pixels.
   const NARROW = 560;
   const ROW_OF_LEGEND = 14;
+  // So long a new page is left to its reader, before figures out of sight are drawn.
+  const WAIT_MS = 500;
   const drawn = new Set();
   let loading = null;
 
@@ -82,7 +84,7 @@
     await show(next);
     if (drawn.has(next)) idle(drawRest);
   }
-  if (figures.length) addEventListener("load", () => idle(drawRest));
+  if (figures.length) addEventListener("load", () => setTimeout(() => idle(drawRest), WAIT_MS));
 
   dark.addEventListener("change", () => drawn.forEach((figure) => draw(figure, theme())));
   const folds = [...document.querySelectorAll("details")];

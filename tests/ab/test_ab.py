@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kprof.ab.compare import exit_code_of
-from kprof.ab.processes import facts_of, say_stopped
+from kprof.ab.processes import facts_of, say_stopped, time_left
 from kprof.ab.variants import AbOptions
 from kprof.analyze.verdict import judge
 from kprof.analyze.verdict.judge import fewest_for_verdict
@@ -296,3 +296,12 @@ def test_the_peak_memory_of_each_arm_is_that_of_its_largest_window():
     assert facts_of(a, b, trials)[name].split(" , ") == ["21 B", "5 B"]
     unknown = trial_of("B", [window_of("B", 1, 0)])
     assert name not in facts_of(a, b, [trials[0], unknown])
+
+
+def test_every_pair_tells_how_long_the_others_take():
+    fixed = Plan((Metric("step", "ns"),), max_pairs=40, stops_early=False)
+    early = Plan((Metric("step", "ns"),), max_pairs=40)
+    assert quantities_in(time_left(10, fixed, 20.0)) == ["60 s"]
+    assert quantities_in(time_left(10, early, 100.0)) == ["2", "5"]
+    assert quantities_in(time_left(30, early, 60.0)) == ["20 s"]
+    assert quantities_in(time_left(40, early, 60.0)) == []

@@ -18,7 +18,8 @@ from kprof.collect.launch import (
     messages_of,
 )
 from kprof.errors import LaunchError
-from tests.recorded import record, recorded_part
+from tests.quantities import quantities_in
+from tests.recorded import LEAN_TORCH, record, recorded_part
 
 
 def run_python(tmp_path, code, *options):
@@ -173,3 +174,39 @@ def test_memory_and_stacks_are_recorded_where_they_are_asked_for(tmp_path):
     script = "import torch\nx = torch.ones(64, 64)\ny = x @ x\n"
     categories = {e.get("cat") for e in record(tmp_path, script, memory=True, stacks=True).events}
     assert {"cpu_instant_event", "python_function", "cpu_op"} <= categories
+
+
+STEPPING = f"""{LEAN_TORCH}
+import sys
+model = torch.nn.Linear(4, 4)
+optimizer = SGD(model.parameters(), lr=0.1)
+for step in range(int(sys.argv[1])):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_the_user_hears_when_the_recording_begins_and_when_it_is_over(tmp_path):
+    (tmp_path / "script.py").write_text(STEPPING + "import time\ntime.sleep(2)\n")
+    command, heard = (sys.executable, str(tmp_path / "script.py"), "12"), []
+    launch(LaunchOptions(command, tmp_path / "run.kprof", steps=2), heard.append)
+    first, second = heard
+    assert quantities_in(first) == ["2"]
+    assert quantities_in(second)[0] == "2"
+    (part,) = (tmp_path / "run.kprof" / "raw").glob("rank*")
+    opened_ns, written_ns = json.loads((part / "recorder.json").read_text())["window_ns"]
+    assert 0 < written_ns - opened_ns < 60e9
+
+
+def test_a_workload_is_ended_after_its_recording_where_that_was_asked_for(tmp_path):
+    done = record(tmp_path, STEPPING, "1000000000", steps=2, stops_after_recording=True)
+    assert done.result.exit_code == 0
+    assert len(done.recorded_steps()) == 2
+    description = json.loads((done.result.raw / "launch.json").read_text())
+    assert description["exit_code"] == 0
+
+
+def test_a_workload_that_ends_before_is_not_ended(tmp_path):
+    script = STEPPING + "sys.exit(7)\n"
+    done = record(tmp_path, script, "2", steps=2, stops_after_recording=True)
+    assert done.result.exit_code == 7

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from kprof.report import progress
 from kprof.report.progress import Progress
+from tests.quantities import quantities_in
 
 
 @pytest.fixture
@@ -48,7 +49,9 @@ def task_of(bars):
 def test_a_known_stage_shows_its_share_of_all(bars):
     shown = Progress()
     shown("analyzing")
-    assert (task_of(bars).description, task_of(bars).percentage) == ("analyzing", 25)
+    task = task_of(bars)
+    assert (task.description.split(",")[0], task.percentage) == ("analyzing", pytest.approx(70))
+    assert quantities_in(task.description) == ["1 s"]
     shown.close()
 
 
@@ -68,6 +71,27 @@ def test_without_a_terminal_there_is_no_bar(bars):
     wait_for_timers()
     assert bars == []
     shown.close()
+
+
+def test_without_a_terminal_work_that_takes_long_is_told_in_lines(monkeypatch):
+    monkeypatch.setattr(progress, "PATIENCE_S", 0.0)
+    heard = []
+    shown = Progress(heard.append, is_patient=True)
+    shown("reading")
+    wait_for_timers()
+    shown("analyzing")
+    shown.close()
+    assert heard[0] == "reading"
+    assert heard[1].startswith("analyzing") and quantities_in(heard[1]) == ["1 s"]
+
+
+def test_without_a_terminal_work_that_is_soon_done_says_nothing():
+    heard = []
+    shown = Progress(heard.append, is_patient=True)
+    shown("reading")
+    shown("analyzing")
+    shown.close()
+    assert heard == []
 
 
 def test_without_a_terminal_every_stage_is_told():

@@ -52,6 +52,17 @@ class RecordingCost:
         )
 
     @property
+    def is_within_spread(self) -> bool:
+        """Whether the spread of the steps explains the difference; recording speeds up none."""
+        differ_ns = self.recorded_ns - self.unrecorded_ns
+        return differ_ns < 0 or (self.spread_ns is not None and differ_ns <= self.spread_ns)
+
+    @property
+    def most_slowdown(self) -> float:
+        """The most that recording can have slowed a step, by the spread of the steps."""
+        return abs(self.slowdown) + (self.spread_ns or 0.0) / self.unrecorded_ns
+
+    @property
     def is_noticeable(self) -> bool:
         """Whether recorded steps are known to be so much longer that shares mislead."""
         return self.is_known and self.slowdown >= NOTICEABLE_SLOWDOWN

@@ -25,7 +25,7 @@ from kprof.trace import Trace
 TITLE = "Run"
 ORDER = 10
 
-VARIES = "; below zero: steps vary by more than the recording overhead"
+VARIES = "; the difference is no larger than the variation of the steps"
 ENDED = "The workload ended with exit code {}; this report covers the recording before that."
 HOST_ONLY = "No GPU activity was recorded; this report covers the host's operators."
 
@@ -157,8 +157,9 @@ def _overhead(trace: Trace) -> tuple[str, str, str]:
     )
     if why is not None:
         return (label, UNKNOWN, f"{medians}; {why.reason}")
-    slowdown = f"{100 * cost.slowdown:+.1f} %"
-    return (label, slowdown, f"{medians}{VARIES if cost.slowdown < 0 else ''}")
+    if cost.is_within_spread:
+        return (label, f"at most {100 * cost.most_slowdown:.1f} %", f"{medians}{VARIES}")
+    return (label, f"{100 * cost.slowdown:+.1f} %", medians)
 
 
 def _dropped(trace: Trace) -> tuple[str, str, str] | None:

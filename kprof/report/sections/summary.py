@@ -35,6 +35,7 @@ BOUNDS = {
     "issue": "instruction issue",
     "latency": "latency of kernels that do not fill the GPU",
 }
+ON_THE_HOST = {"latency": "operators that reach neither the host's bandwidth nor its arithmetic"}
 NO_CHANGE = "No rule found a change that would save time."
 
 
@@ -113,15 +114,16 @@ def _segment(
 
 def _limit(summary: Summary) -> str:
     first, *others = summary.limits
-    told = f"Limited by {_in_words(first)}: {format_share(first.share)} of {summary.whole}."
+    words = {**BOUNDS, **ON_THE_HOST} if summary.is_host_only else BOUNDS
+    told = f"Limited by {_in_words(first, words)}: {format_share(first.share)} of {summary.whole}."
     if second := [
-        f"{_in_words(one)} ({format_share(one.share)})" for one in others[: NUM_LIMITS - 1]
+        f"{_in_words(one, words)} ({format_share(one.share)})" for one in others[: NUM_LIMITS - 1]
     ]:
         told += f" Then {'; '.join(second)}."
     return told
 
 
-def _in_words(limit: LimitPart) -> str:
+def _in_words(limit: LimitPart, bounds: Mapping[str, str]) -> str:
     mostly = f", mostly {limit.mostly}" if limit.mostly else ""
     if limit.kind == "communication":
         return "communication"
@@ -130,7 +132,7 @@ def _in_words(limit: LimitPart) -> str:
     if limit.kind == "bound":
         if limit.name is None:
             return f"activities whose bound is not known{mostly}"
-        return f"{BOUNDS.get(limit.name, limit.name)}{mostly}"
+        return f"{bounds.get(limit.name, limit.name)}{mostly}"
     if limit.name is None:
         return "idle time whose cause is not known"
     meaning = MEANINGS.get(limit.name)

@@ -306,6 +306,9 @@ def test_the_section_tells_what_is_bad_and_lists_every_check():
     texts = [part.text for part in section.parts if isinstance(part, Text)]
     (orphans,) = [text for text in texts if text.startswith("Orphans, bad: ")]
     assert quantities_in(orphans) == ["100.0 %", "1", "1"]
-    table = next(part for part in section.parts if isinstance(part, Table))
+    table, passed = [part for part in section.parts if isinstance(part, Table)][:2]
     assert [row[0] for row in table.rows if row[1] == "bad"] == ["Orphans", "Known work"]
-    assert len(table.rows) == len(audit(trace))
+    assert len(table.rows) + len(passed.rows) == len(audit(trace))
+    good = [check.name for check in audit(trace) if check.verdict == "good"]
+    assert [row[0] for row in passed.rows] == good
+    assert passed.folded and not table.folded

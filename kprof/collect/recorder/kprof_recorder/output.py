@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,8 @@ class Outcome:
         self.recorder = recorder
         self.exported: Recording | None = None
         self._folder: Path | None = None
+        self.window_ns: list[int] = []
+        """When the window was opened, and when its trace was written, in ns since 1970."""
         # An order to record a service may skip more, but that is none of its warm-up.
         self.warm_up = recorder.settings.skip
         self.rank = 0
@@ -77,6 +80,7 @@ class Outcome:
     def restart(self) -> None:
         """Forget everything written, for a recording into another folder."""
         self.exported = self._folder = None
+        self.window_ns = []
 
     def note_rank(self) -> None:
         """Remember the rank while the process group exists; a script may destroy it at its end."""
@@ -106,6 +110,12 @@ class Outcome:
         is_nsight = self.recorder.settings.tracer == NSIGHT
         self.describe(problems=[CUT_OFF if is_nsight else UNFINISHED], is_complete=False)
 
+    def open_window(self) -> None:
+        """Say that the window has begun, for who waits for it."""
+        self.window_ns = [time.time_ns()]
+        if self.is_announced:
+            self.announce()
+
     def export(self, recording: Recording) -> None:
         """Write the trace of `recording` in place of any earlier one, then say what it is."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -119,6 +129,7 @@ class Outcome:
             self.exported = recording
             self.notes.write(self.folder)
             self.graphs.write(self.folder)
+        self.window_ns = [*self.window_ns[:1], time.time_ns()]
         self.describe(problems=self.recorder.problems)
 
     def note_count(self) -> None:
@@ -204,6 +215,7 @@ class Outcome:
             "skip": self.warm_up,
             "window": [recorded[0], recorded[-1]] if recorded else None,
             "optimizer": counter.leader.name if counter.rule is Rule.OPTIMIZER else None,
+            "window_ns": self.window_ns,
             "caveats": self._caveats(),
             "shapes": settings.shapes,
             "stacks": settings.stacks,

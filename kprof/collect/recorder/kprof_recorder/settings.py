@@ -8,6 +8,8 @@ from pathlib import Path
 
 # The tracer that is not torch's own profiler.
 NSIGHT = "nsys"
+# The file of a process with what the dry run of a swap found.
+DRY_RUN = "dry_run.json"
 # Variables that are unset without a recording: a run inside another must not find the other's.
 OPTIONAL = ("KPROF_SECONDS", "KPROF_TRIGGER", "KPROF_SCHEDULE", "KPROF_SWAP")
 

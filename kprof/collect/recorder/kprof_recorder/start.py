@@ -26,12 +26,11 @@ from .output import Outcome
 from .quiet import hide_from_tracebacks, hush
 from .ranks import started_by
 from .recorder import EARLY_NS, Recorder, Recording
-from .settings import Settings
+from .settings import DRY_RUN, Settings
 from .step_counter import Source, StepCounter
 from .trigger import Trigger
 
 REPORT = "swap.json"
-DRY_RUN = "dry_run.json"
 
 
 class Swapping:
@@ -202,6 +201,8 @@ class Session:
             self.ending.listen()
         if self.on_demand is not None:
             self.on_demand.window_opens(recording)
+        else:
+            self.outcome.open_window()
 
     def window_ends(self, recording: Recording) -> None:
         """Write the window, after which there is nothing to lose."""
