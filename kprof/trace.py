@@ -248,6 +248,45 @@ class NodeNote:
 
 
 @dataclass(frozen=True)
+class MemoryHolder:
+    """Bytes at the peak of a device's memory that one owner asked for."""
+
+    category: str
+    """parameters, gradients, optimizer state, activations, workspaces, …"""
+    place: str
+    """Module, or file and line; empty where the category is all that is known."""
+    num_bytes: int
+    num_allocations: int
+    basis: str
+    """What tells the owner: address (noted by the recorder), time (ranges of the host), stack (of
+    Python), size (of a workspace) or unknown."""
+
+
+@dataclass(frozen=True)
+class MemoryPeak:
+    """The moment of a recording at which tensors asked for most bytes of a device."""
+
+    device: int
+    requested_bytes: int
+    """The sum of what was asked for: that of all holders, to the byte."""
+    reserved_bytes: int
+    """What the allocator had from the driver then."""
+    holders: tuple[MemoryHolder, ...] = ()
+    rounded_bytes: int = 0
+    """The least that the allocator needs for them, in blocks of 512 bytes."""
+    allocated_bytes: int | None = None
+    """The sum of its blocks then, where it was recorded."""
+    capacity_bytes: int | None = None
+    """The device's memory; None where not recorded."""
+    highest_requested_bytes: int | None = None
+    """The highest since the process began, by the allocator's own counter; None: not recorded."""
+    highest_allocated_bytes: int | None = None
+    num_events: int = 0
+    """Allocations and frees in the history."""
+    rank: int = 0
+
+
+@dataclass(frozen=True)
 class Caveat:
     """One thing that is missing, dropped or uncertain in a recording."""
 
@@ -294,6 +333,8 @@ class Meta:
     """Ceilings that the roofline is drawn against; None for an unknown device."""
     dry_run: DryRun | None = None
     """The calls that kernels would take; None: it was not checked, as in an imported trace."""
+    memory: tuple[MemoryPeak, ...] = ()
+    """Peaks of the devices' memory, where the allocator's history was recorded."""
     what_if: tuple[Prediction, ...] = ()
     """The predictions of the analysis, and those asked for since."""
     caveats: tuple[Caveat, ...] = ()

@@ -72,6 +72,7 @@ def merge(traces: list[Trace], source: str) -> Trace:
         counts=counts,
         compiled=tuple(dict.fromkeys(code for trace in traces for code in trace.meta.compiled)),
         graph_notes=tuple(note for trace in traces for note in trace.meta.graph_notes),
+        memory=tuple(peak for trace in traces for peak in trace.meta.memory),
         caveats=tuple(dict.fromkeys(caveats)),
     )
     return numbered(
@@ -212,10 +213,11 @@ def _renumbered(trace: Trace, first: int) -> Trace:
     )
     hosts = tuple((number[rank], host) for rank, host in meta.hosts)
     notes = tuple(replace(note, rank=number[note.rank]) for note in meta.graph_notes)
+    memory = tuple(replace(peak, rank=number.get(peak.rank, peak.rank)) for peak in meta.memory)
     return replace(
         trace.with_kernels(rank=anew(trace.kernels)).with_ranges(rank=anew(trace.ranges)),
         samples=samples.assign(rank=samples["rank"].where(samples["rank"] < 0, anew(samples))),
-        meta=replace(meta, gpus=gpus, hosts=hosts, graph_notes=notes),
+        meta=replace(meta, gpus=gpus, hosts=hosts, graph_notes=notes, memory=memory),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from kprof.commands import Answer, ShowSecrets, say
-from kprof.errors import KprofError
+from kprof.errors import KprofError, TraceError
 from kprof.report.redaction import secrets_shown
 
 # Python looks for cycles after 700 new objects. Tables are arrays and hold none: with a trace of
@@ -41,6 +41,10 @@ def open(
         from kprof.report.perfetto import require_free, write_perfetto
 
         require_free(perfetto, force=force)
+    from kprof.collect.memory_snapshot import is_snapshot
+
+    if len(paths) == 1 and is_snapshot(paths[0]):
+        return _memory_of(paths[0], json=json)
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
     from kprof.opened import open_run
     from kprof.report.progress import Progress
@@ -61,6 +65,26 @@ def open(
         last += f"\ntimeline: {perfetto}, for https://ui.perfetto.dev"
     answer = Answer(opened.trace.meta.source, [] if json else opened.summary, printed, last)
     return answer._replace(if_unwritten=fix, shows_secrets=show_secrets)
+
+
+def _memory_of(path: Path, *, json: bool) -> Answer:
+    """Return who holds the peak of each device in a memory snapshot of torch."""
+    import msgspec
+
+    from kprof.analyze.memory import find_peak
+    from kprof.collect.memory_snapshot import read_snapshot
+    from kprof.report.section import Section
+    from kprof.report.sections.memory import ORDER, TITLE, parts_of_peaks
+
+    peaks = tuple(find_peak(history) for history in read_snapshot(path))
+    if not peaks:
+        raise TraceError(
+            f"{path.name} holds no segment of memory", fix="take the snapshot while CUDA is in use"
+        )
+    printed = msgspec.json.format(msgspec.json.encode({"schema": 1, "memory": peaks}))
+    section = Section(TITLE, ORDER, parts_of_peaks(peaks))
+    last = "next: kprof run --memory, whose report names modules and owners"
+    return Answer(path.name, [section], printed if json else None, last)
 
 
 def _refuse_to_lose_a_run(paths: list[Path], out: Path | None, *, force: bool) -> None:

@@ -66,6 +66,7 @@ def result_of(trace: Trace, ledger: Ledger) -> dict[str, object]:
         "idle": _idle(trace),
         "kernels": records(group_kernels(trace.kernels, ["name", "kind", "dtype"]).head(NUM_TOP)),
         "modules": records(group_modules(trace.kernels).head(NUM_TOP)),
+        **({"memory": [asdict(one) for one in trace.meta.memory]} if trace.meta.memory else {}),
         "what_if": [asdict(one) for one in trace.meta.what_if],
         "findings": _findings(trace),
         "audit": [asdict(check) for check in audit(trace)],

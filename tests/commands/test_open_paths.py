@@ -1,6 +1,7 @@
 """What `kprof open` makes of any path: a run, or one clear error and nothing left behind."""
 
 import gzip
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pandas as pd
 import pytest
 
 from kprof.cli import run_command_line
+from tests import memory_snapshots
 from tests.kineto_files import kernel, launch, operator, write
 
 FULL = Path("/dev/full")
@@ -225,3 +227,19 @@ def test_a_file_in_the_way_of_the_timeline_is_found_before_anything_is_written(h
     err = one_clear_error(kprof("good.json", "--perfetto", "good.pftrace"))
     assert "--perfetto" in err
     assert names_in(here) == ["good.json", "good.pftrace"]
+
+
+def test_a_memory_snapshot_is_opened_without_a_run_folder(here, capfd):
+    blocks = [memory_snapshots.block(0, 1_000), memory_snapshots.block(1024, 24)]
+    memory_snapshots.write(here / "a.pickle", memory_snapshots.snapshot((), blocks))
+    with pytest.raises(SystemExit) as stopped:
+        run_command_line(["open", "a.pickle", "--json"])
+    (peak,) = json.loads(capfd.readouterr().out)["memory"]
+    assert stopped.value.code == 0
+    assert (peak["requested_bytes"], peak["rounded_bytes"]) == (1_024, 1_536)
+    assert names_in(here) == ["a.pickle", "good.json"]
+
+
+def test_a_pickle_that_is_no_snapshot_is_one_clear_error(here, kprof):
+    memory_snapshots.write(here / "a.pickle", {"segments": 3})
+    assert "a.pickle" in one_clear_error(kprof("a.pickle"))

@@ -5,14 +5,12 @@ from __future__ import annotations
 from kprof.analyze.capture_quality.unanswered import why_no_memory
 from kprof.analyze.energy import Series, readings, thin_out
 from kprof.report.figures import BLUE, LEGEND_ABOVE, PALE, Drawn, axis, curve, margins
-from kprof.report.section import Column, Figure, Section, Table, Text
-from kprof.report.units import MISSING, format_memory
-from kprof.trace import Trace
+from kprof.report.section import Column, Figure, Part, Section, Table, Text
+from kprof.report.units import MISSING, format_memory, format_share
+from kprof.trace import MemoryPeak, Trace
 
 TITLE = "Memory"
 ORDER = 90
-# Curves and points, which a terminal cannot show.
-FOR_PAGE_ONLY = True
 
 MAX_POINTS = 1500
 QUANTITIES = (("allocated_bytes", "allocated"), ("reserved_bytes", "reserved"))
@@ -26,8 +24,10 @@ def render(trace: Trace) -> Section:
     of_allocator = trace.samples[(trace.samples["source"] == "profiler").to_numpy()]
     pairs = of_allocator[["rank", "device"]].drop_duplicates().sort_values(["rank", "device"])
     places = list(pairs.itertuples(index=False, name=None))
+    holders = parts_of_peaks(trace.meta.memory)
     if why := why_no_memory(trace):
-        return Section(TITLE, ORDER, (Text(why.sentence),), in_terminal=False)
+        parts = holders or (Text(why.sentence),)
+        return Section(TITLE, ORDER, parts, in_terminal=bool(holders))
     peaks = {place: _peaks(trace, place) for place in places}
     fullest = max(places, key=lambda place: peaks[place][0] or 0)
     lead = (
@@ -42,8 +42,104 @@ def render(trace: Trace) -> Section:
         (_name(trace, place), *(_formatted(peak) for peak in peaks[place])) for place in places
     )
     table = Table(columns, rows, caption="Peaks within the recording.")
-    parts = (Text(lead), table, _curves(trace, fullest))
-    return Section(TITLE, ORDER, parts, in_terminal=False)
+    # Curves and points, which a terminal cannot show.
+    curves = _curves(trace, fullest)
+    parts = (Text(lead), *holders, table, curves)
+    return Section(TITLE, ORDER, parts, in_terminal=bool(holders))
+
+
+HOLDERS = (
+    Column("Holder"),
+    Column("Where", "name"),
+    Column("Bytes", "right"),
+    Column("Share", "right"),
+    Column("Allocations", "right", essential=False),
+    Column("Known by", essential=False),
+)
+SCALES = ("activations", "temporaries of backward")
+"""What grows with the batch; all else stays, for a model of the same size."""
+BASES = {
+    "address": "address, noted while recording",
+    "time": "module or phase at that time",
+    "stack": "Python stack",
+    "size": "size of cuBLAS's workspace",
+    "unknown": "not known",
+}
+
+
+def parts_of_peaks(peaks: tuple[MemoryPeak, ...]) -> tuple[Part, ...]:
+    """Render who holds the peak of each device, the allocator's own part, and what would fit."""
+    parts: list[Part] = []
+    for peak in peaks:
+        name = f"GPU {peak.device}" + (f" of rank {peak.rank}" if len(peaks) > 1 else "")
+        parts += [Text(_lead(peak, name)), _holders(peak, name), Text(_allocator(peak))]
+        parts += [Text(fits)] if (fits := what_fits(peak)) else []
+    return tuple(parts)
+
+
+def _lead(peak: MemoryPeak, name: str) -> str:
+    by_category: dict[str, int] = {}
+    for one in peak.holders:
+        by_category[one.category] = by_category.get(one.category, 0) + one.num_bytes
+    largest = sorted(by_category.items(), key=lambda named: -named[1])[:4]
+    whole = max(peak.requested_bytes, 1)
+    told = ", ".join(f"{category} {format_share(size / whole)}" for category, size in largest)
+    return (
+        f"At the peak of {name} tensors hold {format_memory(peak.requested_bytes)} "
+        f"({peak.requested_bytes:,} bytes): {told}."
+    )
+
+
+def _holders(peak: MemoryPeak, name: str) -> Table:
+    whole = max(peak.requested_bytes, 1)
+    rows = tuple(
+        (
+            one.category,
+            one.place or MISSING,
+            f"{one.num_bytes:,}",
+            format_share(one.num_bytes / whole),
+            f"{one.num_allocations:,}",
+            BASES.get(one.basis, one.basis),
+        )
+        for one in peak.holders
+    )
+    share = tuple(one.num_bytes / whole for one in peak.holders)
+    return Table(HOLDERS, rows, f"Holders of the peak of {name}; they add up to it.", share)
+
+
+def _allocator(peak: MemoryPeak) -> str:
+    """Say what the allocator adds: rounding, and what it has reserved and does not use."""
+    least = "" if peak.allocated_bytes is not None else "at least "
+    allocated = max(peak.allocated_bytes or peak.rounded_bytes, peak.rounded_bytes)
+    rounding = allocated - peak.requested_bytes
+    unused = max(peak.reserved_bytes - allocated, 0)
+    most = "" if peak.allocated_bytes is not None else "at most "
+    told = (
+        f"Rounding to blocks adds {least}{rounding:,} bytes. {format_memory(peak.reserved_bytes)} "
+        f"are reserved then, {most}{format_memory(unused)} of them unused: fragmentation, and what "
+        "was needed before."
+    )
+    highest = peak.highest_requested_bytes
+    if highest is not None and highest > peak.requested_bytes:
+        told += (
+            f" Before the recording the process needed more: {format_memory(highest)} at its peak."
+        )
+    return told
+
+
+def what_fits(peak: MemoryPeak) -> str:
+    """Say how much larger a batch could be, if what scales with it grows in proportion."""
+    scaled = sum(one.num_bytes for one in peak.holders if one.category in SCALES)
+    if peak.capacity_bytes is None or not scaled:
+        return ""
+    fixed = peak.reserved_bytes - scaled
+    times = (peak.capacity_bytes - fixed) / scaled
+    return (
+        f"Activations and temporaries take {format_memory(scaled)}. If they grow with the batch "
+        f"and all else stays, {times:.2f} times the batch fits into "
+        f"{format_memory(peak.capacity_bytes)}; without them, {format_memory(max(fixed, 0))} are "
+        "needed."
+    )
 
 
 def _name(trace: Trace, place: Place) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from kprof.collect.ceilings import FILE, kept_ceilings
+from kprof.collect.memory_snapshot import add_memory
 from kprof.collect.merge import concatenated, merge, shifted
 from kprof.collect.nsys import EXPORT
 from kprof.collect.readers.kineto import reader as kineto
@@ -200,7 +201,10 @@ def _of_torch(raw: Path, name: str) -> tuple[list[Trace], list[Recorder]]:
     recorders = [_decoded(part / "recorder.json", Recorder) for part, _ in windows]
     traces = [
         _of_rank(
-            with_samples(add_captures(add_notes(kineto.read(window), part), part), part), recorder
+            add_memory(
+                with_samples(add_captures(add_notes(kineto.read(window), part), part), part), part
+            ),
+            recorder,
         )
         for (part, window), recorder in zip(windows, recorders, strict=True)
     ]
@@ -244,7 +248,8 @@ def _of_rank(trace: Trace, recorder: Recorder) -> Trace:
     ranges = trace.ranges[~is_cut].reset_index(drop=True).assign(rank=number)
     samples = trace.samples.assign(rank=number)
     hosts = ((int(number), recorder.host),) if recorder.host else ()
-    meta = replace(trace.meta, hosts=hosts)
+    memory = tuple(replace(peak, rank=int(number)) for peak in trace.meta.memory)
+    meta = replace(trace.meta, hosts=hosts, memory=memory)
     return replace(trace.with_kernels(rank=number), ranges=ranges, samples=samples, meta=meta)
 
 

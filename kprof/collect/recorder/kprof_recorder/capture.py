@@ -23,6 +23,7 @@ from torch.autograd.profiler import emit_nvtx
 from torch.profiler import ProfilerActivity, profile
 from torch.profiler import profiler as torch_profiler
 
+from .memory import history
 from .named_ranges import TorchRange
 from .native import (
     THREADS,
@@ -192,6 +193,7 @@ class Capture:
             experimental_config=of_all,
         )
         self.is_of_all_threads = of_all is not None
+        self._keeps_memory = settings.memory
         self._thread: int | None = None
         self._is_prepared = False
         self.is_running = False
@@ -215,6 +217,8 @@ class Capture:
             self.prepare()
         synchronize()
         TorchRange.num_changes += 1
+        if self._keeps_memory:
+            history.start()
         with Ours():
             self._profile.start_trace()
         self._thread = get_ident()
@@ -243,6 +247,8 @@ class Capture:
                 if self.is_of_all_threads:
                     let_others_leave()
                 self._profile.stop_trace()
+            if self._keeps_memory:
+                history.stop()
             if lets_go:
                 synchronize()
         except PROFILER_ERRORS as error:
@@ -284,6 +290,9 @@ class Capture:
                 part.unlink()
             raise
         unfinished.replace(path)
+        if self._keeps_memory:
+            with contextlib.suppress(OSError):
+                history.write(path.parent)
         # The trace's memory is the workload's again.
         self._profile = None
 

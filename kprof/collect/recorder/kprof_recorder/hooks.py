@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from .compiler import is_compiler_watching, is_plain, replace, subclasses
+from .memory import history
 from .named_ranges import PHASE, Known, Range
 from .native import get_ident
 from .recorder import Listener
@@ -313,6 +314,7 @@ class Hooks:
             if is_compiling() or inside in self.stepping:
                 return step(optimizer, *args, **kwargs)
             self.stepping.add(inside)
+            history.note((optimizer,))
             try:
                 result = self.in_phase("optimizer", step, (optimizer, *args), kwargs)
             finally:

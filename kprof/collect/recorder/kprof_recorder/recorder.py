@@ -28,6 +28,7 @@ from .capture import (
     new_window,
     would_wake_a_gpu,
 )
+from .memory import history
 from .named_ranges import STEP, Models, Range
 from .native import RLock, perf_counter_ns, time_ns
 from .settings import Settings
@@ -264,6 +265,7 @@ class Recorder(Follower):
         self.on_next_end: Callable[[], None] = lambda: None
         self._is_block = self._waits_for_cuda = self._has_tried_again = False
         self.ahead = Ahead(new_window)
+        history.find_models = self.models.describe.alive
         self._open_step: int | None = None
 
     @property

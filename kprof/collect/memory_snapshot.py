@@ -1,0 +1,223 @@
+"""Snapshots of torch's allocator: read without running anything that they hold."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+
+from kprof.analyze.memory import (
+    Block,
+    DeviceHistory,
+    Event,
+    Frame,
+    Note,
+    Range,
+    find_peak,
+)
+from kprof.collect.trace_file import content_of
+from kprof.errors import TraceError
+from kprof.trace import MemoryPeak, Trace
+
+# The file in the folder of a process, and the notes of the recorder beside it.
+SNAPSHOT, OWNERS = "memory.pickle", "memory.json"
+# The first byte of a pickle since protocol 2, and the protocols that there are.
+PICKLE, PROTOCOLS = 0x80, (2, 3, 4, 5)
+
+
+def is_snapshot(path: Path) -> bool:
+    """Tell a pickle by its first bytes; what it holds is known when it is read."""
+    try:
+        # A pipe would be waited for.
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            head = file.read(2)
+    except OSError:
+        return False
+    return len(head) == 2 and head[0] == PICKLE and head[1] in PROTOCOLS
+
+
+class _Plain(pickle.Unpickler):
+    """Reads lists, dicts, tuples, sets and scalars; anything that names code is refused."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+    def persistent_load(self, pid: Any) -> NoReturn:  # noqa: ANN401 - of any type
+        raise pickle.UnpicklingError("it names an object outside of it")
+
+
+class _FrameOf(msgspec.Struct):
+    filename: str = ""
+    line: int = 0
+    name: str = ""
+
+
+class _BlockOf(msgspec.Struct):
+    size: int
+    state: str
+    address: int | None = None
+    requested_size: int | None = None
+    frames: list[_FrameOf] = []
+
+
+class _SegmentOf(msgspec.Struct):
+    address: int
+    total_size: int
+    blocks: list[_BlockOf]
+    device: int = 0
+
+
+class _EventOf(msgspec.Struct):
+    action: str
+    addr: int = 0
+    size: int = 0
+    time_us: int | None = None
+    frames: list[_FrameOf] = []
+
+
+class _SnapshotOf(msgspec.Struct):
+    segments: list[_SegmentOf]
+    device_traces: list[list[_EventOf]] = []
+
+
+# How a damaged pickle may fail, besides by its own error.
+DAMAGED = (
+    pickle.UnpicklingError,
+    msgspec.ValidationError,
+    *(EOFError, ValueError, AttributeError, IndexError, KeyError, TypeError, MemoryError),
+    *(OverflowError, RecursionError, OSError),
+)
+
+
+def read_snapshot(path: Path) -> tuple[DeviceHistory, ...]:
+    """Read what `torch.cuda.memory._dump_snapshot` wrote, for each device that was used.
+
+    Raises:
+        TraceError: it is no such file, or it holds anything but plain data.
+    """
+    try:
+        with content_of(path) as file:
+            plain = _Plain(io.BytesIO(file.read())).load()
+        found = msgspec.convert(plain, _SnapshotOf)
+    except DAMAGED as error:
+        raise TraceError(
+            f"{path.name} is not a memory snapshot of torch: {error or type(error).__name__}",
+            fix="write one with torch.cuda.memory._dump_snapshot, or record with "
+            "`kprof run --memory`",
+        ) from error
+    devices = {one.device for one in found.segments}
+    devices |= {number for number, events in enumerate(found.device_traces) if events}
+    return tuple(_history(found, device) for device in sorted(devices))
+
+
+def _history(found: _SnapshotOf, device: int) -> DeviceHistory:
+    segments = [one for one in found.segments if one.device == device]
+    traces = found.device_traces
+    events = traces[device] if device < len(traces) else []
+    return DeviceHistory(
+        device,
+        tuple(
+            Event(
+                one.action,
+                one.addr,
+                one.size,
+                None if one.time_us is None else one.time_us * 1_000,
+                _frames(one.frames),
+            )
+            for one in events
+        ),
+        tuple(block for one in segments for block in _blocks(one)),
+        sum(one.total_size for one in segments),
+    )
+
+
+def _blocks(segment: _SegmentOf) -> list[Block]:
+    """Return the blocks that tensors use; older versions of torch give no addresses."""
+    found, address = [], segment.address
+    for one in segment.blocks:
+        at = address if one.address is None else one.address
+        if one.state == "active_allocated":
+            size = one.size if one.requested_size is None else one.requested_size
+            found.append(Block(at, size, _frames(one.frames)))
+        address = at + one.size
+    return found
+
+
+def _frames(frames: Sequence[_FrameOf]) -> tuple[Frame, ...]:
+    return tuple(_frame(one.filename, one.line, one.name) for one in frames)
+
+
+@cache
+def _frame(filename: str, line: int, name: str) -> Frame:
+    """Return one object for each frame: stacks share most of theirs."""
+    return Frame(filename, line, name)
+
+
+class _NoteOf(msgspec.Struct):
+    time_ns: int
+    addresses: dict[str, list[int]]
+
+
+class _OwnersOf(msgspec.Struct):
+    notes: list[_NoteOf] = []
+    devices: dict[str, dict[str, int]] = {}
+
+
+def add_memory(trace: Trace, part: Path) -> Trace:
+    """Add the peaks of memory that a process of a run recorded; `part` is its folder."""
+    path, notes = part / SNAPSHOT, part / OWNERS
+    if not path.is_file():
+        return trace
+    owners = _OwnersOf()
+    if notes.is_file():
+        try:
+            owners = msgspec.convert(json.loads(notes.read_bytes()), _OwnersOf)
+        except (OSError, ValueError, msgspec.ValidationError) as error:
+            raise TraceError(
+                f"{part.name}/{OWNERS} cannot be read: {error}", fix="record the run again"
+            ) from error
+    told = [Note(one.time_ns, one.addresses) for one in owners.notes]
+    ranges = _ranges(trace)
+    peaks = []
+    for history in read_snapshot(path):
+        peak = find_peak(history, told, ranges)
+        peaks.append(_with_statistics(peak, owners.devices.get(str(history.device), {}), trace))
+    return replace(trace, meta=replace(trace.meta, memory=tuple(peaks)))
+
+
+def _with_statistics(peak: MemoryPeak, told: dict[str, int], trace: Trace) -> MemoryPeak:
+    samples = trace.samples
+    of_device = samples[
+        ((samples["quantity"] == "allocated_bytes") & (samples["device"] == peak.device)).to_numpy(
+            bool
+        )
+    ]
+    highest = int(of_device["value"].max()) if len(of_device) else None
+    return replace(
+        peak,
+        allocated_bytes=highest,
+        capacity_bytes=told.get("capacity_bytes"),
+        highest_requested_bytes=told.get("requested_bytes.peak"),
+        highest_allocated_bytes=told.get("allocated_bytes.peak"),
+    )
+
+
+def _ranges(trace: Trace) -> list[Range]:
+    """Return phases and modules of the host, in wall time; none where that is unknown."""
+    base_ns = trace.meta.base_time_ns
+    if base_ns is None:
+        return []
+    ranges = trace.ranges
+    chosen = ranges[ranges["kind"].isin(["phase", "module"]).to_numpy(bool)]
+    starts = chosen["start_ns"] + base_ns
+    columns = (chosen["kind"], chosen["name"], starts, starts + chosen["duration_ns"])
+    return [Range(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
