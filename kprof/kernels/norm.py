@@ -272,8 +272,28 @@ def norm(
     if is_grad_enabled():
         for one in (x, residual, weight, bias):
             if one is not None and one.requires_grad:
-                return _with_gradient(x, residual, weight, bias, float(eps), FORMS[form], dtype)
+                given = x, residual, weight, bias, float(eps), FORMS[form], dtype, False
+                return _with_gradient(*given)
     return tuple(_forward(x, residual, weight, bias, float(eps), FORMS[form], False, dtype))
+
+
+def forked_norm(
+    form: str,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, ...]:
+    """Return the normalised rows of x, and x for its further uses, with gradients.
+
+    The kernel of the norm's backward adds the gradients of those uses; torch would add them in a
+    pass of its own. The arguments are those of `norm`.
+    """
+    results: tuple[Tensor, ...] = _with_gradient(
+        x, None, weight, bias, float(eps), FORMS[form], dtype, True
+    )
+    return results
 
 
 class _WithGradient(torch.autograd.Function):
@@ -281,7 +301,15 @@ class _WithGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x, residual, weight, bias, eps: float, form: int, dtype: torch.dtype | None
+        ctx: Any,
+        x,
+        residual,
+        weight,
+        bias,
+        eps: float,
+        form: int,
+        dtype: torch.dtype | None,
+        forks: bool,
     ) -> tuple[Tensor, ...]:
         made = _forward(x, residual, weight, bias, eps, form, True, dtype)
         results, statistics = (made[:1], made[1:]) if residual is None else (made[:2], made[2:])
@@ -291,7 +319,7 @@ class _WithGradient(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.form, ctx.has_bias = form, bias is not None
         ctx.dtype_of_residual = None if residual is None else residual.dtype
-        return tuple(results)
+        return (*results, x) if forks else tuple(results)
 
     @staticmethod
     def backward(
@@ -299,14 +327,14 @@ class _WithGradient(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         if dy is None:
             # Only the sum has a gradient.
-            return dsum, _as_residual(dsum, ctx.dtype_of_residual), *(None,) * 5
+            return dsum, _as_residual(dsum, ctx.dtype_of_residual), *(None,) * 6
         x, weight, rstd, mean = ctx.saved_tensors
         _, _, wants_weight, wants_bias, *_ = ctx.needs_input_grad
         num_parameters = (1 + ctx.has_bias) * (wants_weight or wants_bias)
         dx, *dparameters = _backward(dy, dsum, x, weight, rstd, mean, ctx.form, num_parameters)
         dweight = dparameters[0] if num_parameters and weight is not None else None
         dbias = dparameters[1] if num_parameters > 1 else None
-        return dx, _as_residual(dx, ctx.dtype_of_residual), dweight, dbias, None, None, None
+        return dx, _as_residual(dx, ctx.dtype_of_residual), dweight, dbias, *(None,) * 4
 
 
 def _as_residual(gradient: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:

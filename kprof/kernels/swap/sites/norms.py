@@ -19,6 +19,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils import parametrize
 
 from kprof.kernels import OURS, kernel_named
+from kprof.kernels.norm import forked_norm
+from kprof.kernels.runtime import needs_gradient
 from kprof.kernels.swap.dispatch import OTHERWISE, Decision, Dispatcher, changes_of, key_of
 from kprof.kernels.swap.patches import python_modules, why_foreign
 from kprof.kernels.swap.probes import (
@@ -389,7 +391,8 @@ def _site(name: str, module: Module, found: Recognised, reads: Reads, request: R
     )
     switch = Switch()
     original = type(module).forward
-    forward = _normalising(original, found, names_of_weights(module), reads, dispatcher, switch)
+    names = names_of_weights(module)
+    forward = _normalising(original, found, names, reads, dispatcher, switch, maker is None)
     put = bound(forward, original, switch)
     return Site(name, module, put, dispatcher, switch=switch, why_changed=reads.why_changed)
 
@@ -401,12 +404,16 @@ def _normalising(
     reads: Reads,
     dispatcher: Dispatcher,
     switch: Switch,
+    may_fork: bool,
 ) -> Callable[..., Any]:
-    """Return the forward of a swapped norm."""
+    """Return the forward of a swapped norm.
+
+    With `kprof_forks` it may return a pair: its result, and its input for further uses.
+    """
     known, decide, trace = dispatcher.known, dispatcher.decide, dispatcher.tracing()
     run_original, is_changed = running_original(original, dispatcher, switch), changes_of(reads)
     constant, eps_name, takes_bias = found.eps, found.eps_name, found.kernel == LAYERNORM
-    keeps_order = found.keeps_order
+    keeps_order, form = found.keeps_order, found.form or "layer"
     options = () if is_default(found) else (found.form,)
     # Between the arguments of a call and the dtype of its result.
     defaults = () if takes_bias or options else FORMS[:1]
@@ -417,6 +424,7 @@ def _normalising(
         /,
         *args: Any,
         kprof_readers: Narrowing | None = None,
+        kprof_forks: bool = False,
         **kwargs: Any,
     ) -> Any:
         if switch.owner is not self or args or kwargs or x is None:
@@ -428,10 +436,9 @@ def _normalising(
             # The rows as they lie in memory.
             back = [order.index(place) for place in range(len(order))]
             return forward(self, x.permute(order)).permute(back)
-        if have_moved(self, names):
-            return run_original(self, MOVED_SINCE, x)
-        if is_changed is not None and is_changed(self):
-            return run_original(self, CHANGED, x)
+        if have_moved(self, names) or (is_changed is not None and is_changed(self)):
+            why = MOVED_SINCE if have_moved(self, names) else CHANGED
+            return run_original(self, why, x)
         parameters = self._parameters
         weight, bias = parameters.get("weight"), parameters.get("bias") if takes_bias else None
         eps = constant if eps_name is None else getattr(self, eps_name)
@@ -443,7 +450,10 @@ def _normalising(
             decision = known.get(key) or decide(key, arguments)
             decision.num_calls += 1
             function = decision.function
-            arguments += rounding(kprof_readers, decision, x, defaults)
+            rounded = rounding(kprof_readers, decision, x, defaults)
+            if kprof_forks and may_fork and decision.provider == OURS and needs_gradient(x):
+                return forked_norm(form, x, weight, bias, eps, *rounded[len(defaults) :])
+            arguments += rounded
         return original(self, x) if function is None else function(*arguments)
 
     return forward

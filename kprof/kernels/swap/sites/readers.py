@@ -1,30 +1,51 @@
-"""Norms and activations whose results only linear layers read: under autocast, written rounded.
+"""Calls of swapped norms and activations, in the forward of the layer around them.
 
-The forward of the layer around them is patched: the call of such a norm tells the swapped norm who
-reads its result. Nothing else changes.
+Where linear layers alone read the result, it is written rounded under autocast: the call tells the
+swapped norm who reads it. Where the input of a norm goes on beside it (`x = x + attn(norm(x))`), it
+goes on through the norm, whose backward then adds both gradients: the call is a fork. The forward
+is patched; nothing else changes.
 """
 
 from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from torch.compiler import is_compiling
 from torch.nn import Module
 
-from kprof.kernels.swap.patches import MARK, is_passed_over, rewritten, tree_of, why_foreign
+from kprof.kernels.swap.patches import (
+    MARK,
+    innermost,
+    is_passed_over,
+    rewritten,
+    tree_of,
+    why_foreign,
+)
 from kprof.kernels.swap.site import Request, Site, Skip, Switch, bound
 from kprof.kernels.swap.sites import Family
 from kprof.kernels.swap.sites.activations import GELU, activation_of
 from kprof.kernels.swap.sites.activations import Recognised as Activation
 from kprof.kernels.swap.sites.norms import LAYERNORM, RMSNORM, Recognised, norm_of
-from kprof.kernels.swap.uses import Narrowing, Place, is_name, narrowing, place_of_node
+from kprof.kernels.swap.uses import (
+    METADATA,
+    READS_LOCALS,
+    Effects,
+    Narrowing,
+    Place,
+    Uses,
+    blocks_of,
+    children_of,
+    is_name,
+    narrowing,
+    place_of_node,
+)
 
 
 def find(root: object, request: Request) -> Iterator[Site | Skip]:
-    """Yield the layers below a module whose forward calls such norms or activations.
+    """Yield the layers below a module whose forward makes such calls.
 
     They have no calls of their own to report: the norms do.
     """
@@ -35,13 +56,41 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
         tree = tree_for(module, request) if names else None
         if tree is None or why_foreign(module) is not None:
             continue
-        calls = {
-            place: telling(found)
-            for place, found in read_by_linears(module, tree, names, request).items()
-            if found is not None
-        }
-        if calls:
-            yield _site(name or type(module).__name__, module, tree, calls)
+        patch = patch_of(module, tree, names, request)
+        if patch.functions:
+            yield _site(name or type(module).__name__, module, patch)
+
+
+class Patch(NamedTuple):
+    """A tree with other calls, and the functions that it calls by name."""
+
+    tree: ast.FunctionDef
+    functions: dict[str, Callable[..., Any]]
+
+
+def patch_of(
+    module: Module,
+    tree: ast.FunctionDef,
+    names: Iterable[str],
+    request: Request,
+    fused: Container[Place] = (),
+) -> Patch:
+    """Return the tree of a forward in which these norms and activations are called otherwise.
+
+    `fused`: calls of norms that are no forks, as their input is a sum of the same kernel.
+    """
+    readers = read_by_linears(module, tree, names, request)
+    norms = {one for one in names if isinstance(norm_of(module._modules[one], request), Recognised)}
+    forks = [one for one in forks_in(module, tree, norms) if one.call not in fused]
+    forked = {one.call for one in forks}
+    calls = {
+        place: telling(one)
+        for place, one in readers.items()
+        if one is not None and place not in forked
+    }
+    functions = {_forking(n): forking(readers[one.call]) for n, one in enumerate(forks)}
+    marked = Mark(calls).visit(InsertForks(forks).visit(copy.deepcopy(tree)))
+    return Patch(marked, {**functions, **functions_for(calls)})
 
 
 def producers_in(module: Module, request: Request) -> list[str]:
@@ -129,22 +178,173 @@ def telling(readers: Narrowing) -> Callable[..., Any]:
     """Return a function that calls a norm or an activation, and tells it who reads its result."""
 
     def call(norm: Any, x: Any) -> Any:
-        function = getattr(norm.__dict__.get("forward"), "__func__", None)
-        switch = getattr(function, MARK, None)
-        if switch is None or switch.owner is not norm or not is_passed_over(norm):
-            return norm(x)
-        assert function is not None
-        return function(norm, x, kprof_readers=readers)
+        function = swapped_forward(norm)
+        return norm(x) if function is None else function(norm, x, kprof_readers=readers)
 
     return call
 
 
-def _site(
-    name: str, module: Module, tree: ast.FunctionDef, calls: Mapping[Place, Callable[..., Any]]
-) -> Site:
+class Fork(NamedTuple):
+    """A norm's call, whose input is added to something afterwards."""
+
+    call: Place
+    statement: Place
+    """Around the call, which is the first of its effects."""
+    norm: str
+    variable: str
+    """The argument."""
+    holders: tuple[str, ...]
+    """All variables that hold the input."""
+
+
+def forks_in(module: Module, tree: ast.FunctionDef, norms: Iterable[str]) -> list[Fork]:
+    """Return the forks in a module's forward, of which this is the tree."""
+    inner, arguments = innermost(type(module).forward), tree.args.posonlyargs + tree.args.args
+    if inner is None or not arguments or READS_LOCALS & {*inner.__code__.co_names}:
+        return []
+    owner, children = arguments[0].arg, children_of(module)
+    shared = {*inner.__code__.co_cellvars, *inner.__code__.co_freevars}
+    is_stored = any(
+        is_name(one) and one.id == owner and not isinstance(one.ctx, ast.Load)
+        for one in ast.walk(tree)
+    )
+    if owner in shared or is_stored:
+        return []
+    found = [*_forks_of(tree.body, Effects(owner, frozenset(norms) & children, children))]
+    return [one for one in found if not shared & {*one.holders} and _goes_on(one, tree, shared)]
+
+
+def _forks_of(block: Sequence[ast.stmt], effects: Effects) -> Iterator[Fork]:
+    for place, statement in enumerate(block):
+        for inside in blocks_of(statement):
+            yield from _forks_of(inside, effects)
+        effect = effects.first_effect_of(statement)
+        called = None if effect is None else effects.norm_called(effect)
+        if effect is not None and called is not None:
+            norm, variable = called
+            holders = _holders_of(variable, block[:place])
+            yield Fork(place_of_node(effect), place_of_node(statement), norm, variable, holders)
+
+
+def _holders_of(variable: str, before: Sequence[ast.stmt]) -> tuple[str, ...]:
+    """Return the variables that are copies of one by the statements right before."""
+    found = [variable]
+    for one in reversed(before):
+        if not isinstance(one, ast.Assign) or not is_name(one.value):
+            break
+        targets = [target.id for target in one.targets if is_name(target)]
+        if one.value.id != variable or variable in targets or len(targets) < len(one.targets):
+            break
+        found += targets
+    return tuple(dict.fromkeys(found))
+
+
+def _goes_on(fork: Fork, tree: ast.FunctionDef, shared: set[str]) -> bool:
+    """Return whether the input of a fork is added to something later, and not used otherwise."""
+    inserting = InsertForks([fork])
+    uses = _UsesOfInput(inserting.visit(copy.deepcopy(tree)), shared)
+    return uses.line_of_other(uses.tree) is None and uses.is_used
+
+
+class _UsesOfInput(Uses):
+    """Looks for other uses of a fork's input than sums and copies."""
+
+    def __init__(self, tree: ast.FunctionDef, shared: set[str]) -> None:
+        super().__init__(shared)
+        self.tree = tree
+        self.is_used = False
+
+    def makes(self, statement: ast.stmt) -> bool:
+        """Return whether a statement assigns the input that goes on."""
+        return getattr(statement, "is_of_fork", False)
+
+    def is_harmless(self, node: ast.AST, names: set[str], is_operand: bool) -> bool:
+        """Return whether an expression is an operand."""
+        is_one = is_operand and self.is_held(node, names)
+        self.is_used |= is_one
+        return is_one
+
+    def are_operands(self, node: ast.AST) -> bool:
+        """Return whether an expression computes with its operands, or reads their metadata."""
+        return isinstance(node, ast.BinOp) or (
+            isinstance(node, ast.Attribute) and node.attr in METADATA
+        )
+
+
+class InsertForks(ast.NodeTransformer):
+    """Runs a norm before the statement that calls it, and lets its input go on through it."""
+
+    def __init__(self, forks: Iterable[Fork]) -> None:
+        """Number the forks in their order."""
+        numbered = [*enumerate(forks)]
+        self._statements = {one.statement: (number, one) for number, one in numbered}
+        self._calls = {one.call: number for number, one in numbered}
+        self._functions: dict[int, ast.expr] = {}
+
+    def visit(self, node: ast.AST) -> Any:
+        """Insert two statements before that of a fork, and replace the norm's call."""
+        is_call, is_statement = isinstance(node, ast.Call), isinstance(node, ast.stmt)
+        number = self._calls.get(place_of_node(node)) if is_call else None
+        found = self._statements.get(place_of_node(node)) if is_statement else None
+        visited = super().visit(node)
+        if number is not None:
+            self._functions[number] = visited.func
+            return ast.fix_missing_locations(ast.copy_location(_popped(number), node))
+        if found is None:
+            return visited
+        number, fork = found
+        return [*_inserted(number, fork, self._functions[number], visited.lineno), visited]
+
+
+def _inserted(number: int, fork: Fork, norm: ast.expr, line: int) -> Iterator[ast.stmt]:
+    """Yield the statements that run a norm, and let its input go on."""
+    given = [norm, ast.Name(fork.variable, ast.Load())]
+    call = ast.Call(ast.Name(_forking(number), ast.Load()), given, [])
+    goes_on = ast.Assign([ast.Name(one, ast.Store()) for one in fork.holders], _popped(number))
+    goes_on.is_of_fork = True  # type: ignore[attr-defined]
+    for one in (ast.Assign([ast.Name(_forked(number), ast.Store())], call), goes_on):
+        # At a place where no other code is.
+        at = {"lineno": line, "end_lineno": line, "col_offset": 0, "end_col_offset": 0}
+        yield ast.fix_missing_locations(ast.copy_location(one, ast.Pass(**at)))
+
+
+def _popped(number: int) -> ast.Call:
+    pop = ast.Attribute(ast.Name(_forked(number), ast.Load()), "pop", ast.Load())
+    return ast.Call(pop, [], [])
+
+
+def _forked(number: int) -> str:
+    return f"kprof_forked_{number}"
+
+
+def _forking(number: int) -> str:
+    return f"kprof_fork_{number}"
+
+
+def forking(readers: Narrowing | None) -> Callable[..., list[Any]]:
+    """Return a function that calls a norm: its result, and its input as it goes on."""
+
+    def call(norm: Any, x: Any) -> list[Any]:
+        function = swapped_forward(norm)
+        if function is None:
+            return [norm(x), x]
+        result = function(norm, x, kprof_readers=readers, kprof_forks=True)
+        return [*result] if isinstance(result, tuple) else [result, x]
+
+    return call
+
+
+def swapped_forward(module: Any) -> Callable[..., Any] | None:
+    """Return the forward by which a swap replaces a module now, if its call can be left out."""
+    function = getattr(module.__dict__.get("forward"), "__func__", None)
+    switch = getattr(function, MARK, None)
+    is_on = switch is not None and switch.owner is module and is_passed_over(module)
+    return function if is_on else None
+
+
+def _site(name: str, module: Module, patch: Patch) -> Site:
     original, switch = type(module).forward, Switch()
-    marked = Mark(calls).visit(copy.deepcopy(tree))
-    patched = rewritten(original, marked, functions_for(calls))
+    patched = rewritten(original, patch.tree, patch.functions)
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         is_original = switch.owner is not self or is_compiling()

@@ -41,13 +41,7 @@ from kprof.kernels.swap.sites.norms import (
     reads_of,
     rounding,
 )
-from kprof.kernels.swap.sites.readers import (
-    Mark,
-    functions_for,
-    producers_in,
-    read_by_linears,
-    telling,
-)
+from kprof.kernels.swap.sites.readers import patch_of, producers_in, read_by_linears
 from kprof.kernels.swap.uses import (
     METADATA,
     READS_LOCALS,
@@ -462,11 +456,11 @@ def _site(
         reads_by_norm[joint.norm] = reads = compared(norm, found, read)
         readers = read_by_linears(module, tree, [joint.norm], request).get(joint.call)
         adders[_adder(number)] = _adding(module, joint, found, reads, dispatcher, readers)
-    found_alone = read_by_linears(module, tree, producers_in(module, request), request)
-    calls = {place: telling(one) for place, one in found_alone.items() if one is not None}
+    normed = {joint.call for joint in joints}
+    patch = patch_of(module, tree, producers_in(module, request), request, normed)
     owner = (tree.args.posonlyargs + tree.args.args)[0].arg
-    fused = _Fuse(owner, joints).visit(Mark(calls).visit(copy.deepcopy(tree)))
-    patched = rewritten(original, fused, {**adders, **functions_for(calls)})
+    fused = _Fuse(owner, joints).visit(patch.tree)
+    patched = rewritten(original, fused, {**adders, **patch.functions})
     notes = [dispatcher.noting() for dispatcher in parts.values()]
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
