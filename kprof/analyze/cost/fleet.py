@@ -69,8 +69,9 @@ def usd_per_month(gpus: int, usd_per_gpu_hour: float, overhead_factor: float) ->
 def add_fleet(sheet: Sheet) -> None:
     """Add the whole GPUs that the demand needs, how used they are, and what they cost."""
     topic, facts = "Fleet", sheet.facts
-    if facts.demand is None or not sheet.has(topic, "tokens_per_s") or facts.tokens_per_s is None:
+    if facts.demand is None or not sheet.has(topic, "tokens_per_s"):
         return
+    assert facts.tokens_per_s is not None
     fleet = size_fleet(facts.demand, facts.tokens_per_s.mid, sheet.assumed.replicas)
     formula = "ceil(peak * headroom / (T * GPUs of a replica)) * GPUs of a replica"
     sheet.add(topic, "GPUs at the peak", "GPUs", fleet.gpus, formula)
@@ -99,14 +100,15 @@ def add_break_even(sheet: Sheet) -> None:
         return
     if gpus is None and facts.demand is not None and rate is not None:
         gpus = size_fleet(facts.demand, rate.mid, sheet.assumed.replicas).gpus
-    if not sheet.has(topic, *(["price"] if gpus else ["price", "gpus"])) or gpus is None:
+    if not sheet.has(topic, *(["price"] if gpus else ["price", "gpus"])):
         return
-
+    assert gpus is not None
     of_price = usd_per_month(gpus, 1, sheet.assumed.overhead) * MILLION / api_price
     formula = "P * overhead * GPUs * 730 h / API price"
     sheet.add_usd(topic, "break-even", "tokens/month", of_price, formula)
-    if not sheet.has(f"{topic}: whether the GPUs can serve that", "tokens_per_s") or rate is None:
+    if not sheet.has(f"{topic}: whether the GPUs can serve that", "tokens_per_s"):
         return
+    assert rate is not None
     most = rate.mid * gpus * HOURS_PER_MONTH * SECONDS_PER_HOUR
     sheet.add(topic, "most that they serve", "tokens/month", most, "T * GPUs * 730 h")
     if sheet.figures[-2].mid > most:

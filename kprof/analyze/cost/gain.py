@@ -43,8 +43,9 @@ def _price_ratio(sheet: Sheet) -> Band | None:
         return Band(old.low / new.high, old.mid / new.mid, old.high / new.low)
     if facts.baseline_gpu is None:
         return Band.known(1)
-    if not sheet.has(UNIT, "gpu") or facts.gpu is None or facts.speedup is None:
+    if not sheet.has(UNIT, "gpu"):
         return None
+    assert facts.gpu is not None and facts.speedup is not None
     found = ratios_by_list(sheet.quotes, facts.baseline_gpu, facts.gpu)
     for one in found:
         _add_listed_gain(sheet, one, facts.speedup)
@@ -110,8 +111,7 @@ def _add_cash(sheet: Sheet, speedup: Band, ratio: Band) -> None:
     facts, price = sheet.facts, sheet.price
     if not sheet.has(CASH, "demand", "tokens_per_s", "price"):
         return
-    if facts.demand is None or facts.tokens_per_s is None or price is None:
-        return
+    assert facts.demand is not None and facts.tokens_per_s is not None and price is not None
     demand, rate, replicas = facts.demand, facts.tokens_per_s.mid, sheet.assumed.replicas
     after = size_fleet(demand, rate, replicas).gpus
     before = speedup.map(lambda times: size_fleet(demand, rate / times, replicas).gpus)

@@ -73,8 +73,9 @@ def in_micro_dollars(parts_usd: Sequence[float]) -> list[int]:
 def add_steps(sheet: Sheet) -> None:
     """Add the cost of steps of any work."""
     seconds, gpus, ov = sheet.facts.step_s, sheet.facts.gpus, sheet.assumed.overhead
-    if seconds is None or not sheet.has("Steps", "price", "gpus") or gpus is None:
+    if seconds is None or not sheet.has("Steps", "price", "gpus"):
         return
+    assert gpus is not None
     hours = 1_000 * seconds * gpus / SECONDS_PER_HOUR
     formula = "P * overhead * GPUs * step / 3,600"
     sheet.add_usd("Steps", "a thousand steps", "$", ov * hours, formula)
@@ -130,8 +131,9 @@ def add_what_moves_it(sheet: Sheet) -> None:
 def add_split(sheet: Sheet) -> None:
     """Add what input, cached input and output cost, by measured GPU seconds."""
     topic, served, used = "Input and output", sheet.assumed.served, sheet.utilisation
-    if served is None or not sheet.has(topic, "price") or sheet.price is None:
+    if served is None or not sheet.has(topic, "price"):
         return
+    assert sheet.price is not None
     ov = sheet.assumed.overhead
     micro = in_micro_dollars(split_bill(served, sheet.price.usd_per_gpu_hour.mid, used, ov))
     names = ("input_microusd", "cached_input_microusd", "output_microusd")
@@ -164,8 +166,9 @@ def add_energy(sheet: Sheet) -> None:
         found["provisioned"] = (joules, "kW * 1,000 / T")
     for name, (joules, formula) in found.items():
         sheet.add(topic, name, "J/token", joules, formula)
-    if not found or not sheet.has(topic, "energy.usd_per_kwh") or energy.usd_per_kwh is None:
+    if not found or not sheet.has(topic, "energy.usd_per_kwh"):
         return
+    assert energy.usd_per_kwh is not None
     for name, (joules, _) in found.items():
         usd = joules * MILLION / JOULES_PER_KWH * energy.usd_per_kwh * energy.pue
         formula = "J/token / 3.6 * $/kWh * PUE"

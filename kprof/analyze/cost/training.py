@@ -62,6 +62,7 @@ def _add_mfu(sheet: Sheet, rate: float) -> None:
         return
     flops, formula = model_flops_per_s(parameters, rate), "6 * active parameters * T"
     sheet.add(TOPIC, "model TFLOP/s of a GPU", "TFLOP/s", flops / 1e12, formula)
-    if sheet.has("MFU", "training.peak_tflops") and training.peak_tflops is not None:
+    if sheet.has("MFU", "training.peak_tflops"):
+        assert training.peak_tflops is not None
         share = flops / (training.peak_tflops * 1e12)
         sheet.add(TOPIC, "MFU", "share", share, "that over the dense peak of the type")
