@@ -205,6 +205,16 @@ def test_without_steps_whole_runs_are_compared(script, monkeypatch, capsys):
         (("--env", "X"), "--env X"),
         (("--patch", "nosuch.py:f"), "nosuch.py"),
         (("--patch", "patch"), "--patch patch"),
+        (("--patch", "patch.py:"), "--patch patch.py:"),
+        (("--patch", ":f"), "--patch :f"),
+        (("--env", "=V"), "--env =V"),
+        (("--patch", "json:tool", "--env", "K=V"), "--env"),
+        (("--swap", "rmsnorm", "--arg", "x"), "one environment"),
+        (("--patch", "json:tool", "--swap", "rmsnorm"), "one of the two"),
+        (("--smallest-effect", "0"), "--smallest-effect 0"),
+        (("--smallest-effect", "100%"), "--smallest-effect 100%"),
+        (("--smallest-effect", "1"), "--smallest-effect 1"),
+        (("--smallest-effect", "x"), "--smallest-effect x"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_before_anything_runs(

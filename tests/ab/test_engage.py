@@ -9,6 +9,7 @@ from kprof.ab import engagement_folder
 from kprof.ab.engagement_folder import read_engagement
 from kprof.analyze.engagement import Decided, RunAdded
 from kprof.commands.engage import write_report
+from kprof.comparison import FILE as COMPARISON_FILE
 from kprof.errors import KprofError
 from kprof.findings import Saving
 from tests.commands.test_cli import kprof
@@ -131,6 +132,17 @@ def test_an_unknown_file_is_refused_with_the_known_kinds(begun, tmp_path):
     (tmp_path / "x.json").write_text("[1, 2]")
     with pytest.raises(KprofError, match="kprof sla"):
         engagement_folder.add(begun, [tmp_path / "x.json"])
+
+
+def test_a_file_larger_than_any_result_is_refused_unread(begun, tmp_path, monkeypatch):
+    folder = write_comparison(tmp_path / "comparison")
+    told = folder / COMPARISON_FILE
+    monkeypatch.setattr(engagement_folder, "LARGEST_BYTES", told.stat().st_size - 1)
+    with pytest.raises(KprofError):
+        engagement_folder.add(begun, [folder])
+    monkeypatch.setattr(engagement_folder, "LARGEST_BYTES", told.stat().st_size)
+    engagement_folder.add(begun, [folder])
+    assert len(entries(begun)) == 2
 
 
 def test_a_run_of_before_there_were_findings_is_refused(begun, tmp_path):

@@ -1,6 +1,7 @@
 """`kprof selftest` on this machine: planted effects, disturbances, and what is kept of it."""
 
 import json
+import os
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -379,6 +380,21 @@ def test_a_disturbance_ends_with_what_it_disturbs(started):
     with disturbance("host", (0.3, 0.3), 1.0):
         assert started and all(other.poll() is None for other in started)
     assert [other.returncode for other in started] == [0] * len(started)
+
+
+@pytest.mark.parametrize(("kind", "count"), [("gpu", 1), ("host", 3)])
+def test_one_process_disturbs_a_gpu_and_one_each_core(monkeypatch, kind, count):
+    started, popen = [], subprocess.Popen
+
+    def stand_in(words, **options):
+        started.append(words[2:])
+        return popen([sys.executable, "-c", "print('working'); input()"], **options)
+
+    monkeypatch.setattr(subprocess, "Popen", stand_in)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 2, 5})
+    with disturbance(kind, (0.25, 0.5), 4.0):
+        pass
+    assert started == [["kprof.ab.disturbance", kind, "0.25", "0.5", "4.0"]] * count
 
 
 def test_a_disturbance_that_cannot_start_is_no_quiet_measurement(started, monkeypatch):

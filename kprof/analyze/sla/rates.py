@@ -14,6 +14,7 @@ from kprof.analyze.sla.responses import Response, Responses, Times
 from kprof.analyze.sla.samples import tokens_by_chunk, total_tokens
 
 NUM_SLICES = 20
+"""At most; a slice lasts as long as the median answer, or longer."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Rate(NamedTuple):
 
 
 Counted = Callable[[Response, Times], "tuple[Times, Times]"]
+"""How much of a response had come at given times: at least, at most."""
 
 
 def find_window(run: Responses) -> Window | None:
@@ -194,9 +196,3 @@ def _by_runs(runs: Sequence[Numbers]) -> Reach:
         return Reach(0.0, int(lengths.sum()))
     reach = stats.t.ppf(CONFIDENCE, freedom) * means.std(ddof=1) / np.sqrt(len(runs))
     return Reach(float(reach), len(runs), RUNS_DIFFER)
-
-
-"""At most; a slice lasts as long as the median answer, or longer."""
-
-
-"""How much of a response had come at given times: at least, at most."""

@@ -7,9 +7,25 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy.stats import binomtest
+from scipy.stats import t as student_t
 
 from kprof.analyze.calibration.error_rates import Rate, quantile, targets_of_simulation
-from kprof.analyze.calibration.simulate import NOISES, TOO_FEW, random_order, samples_of, simulate
+from kprof.analyze.calibration.simulate import (
+    NOISES,
+    TOO_FEW,
+    arms_of,
+    drift,
+    heavy,
+    independent,
+    random_order,
+    rhythm,
+    samples_of,
+    shown,
+    simulate,
+    spikes,
+    step,
+    wander,
+)
 from kprof.analyze.calibration.tally import (
     Known,
     least_found,
@@ -306,3 +322,72 @@ def test_a_rule_that_errs_too_often_is_found_out(monkeypatch, capsys):
 def test_ten_pairs_have_not_the_power_of_forty(capsys):
     assert kprof("selftest", "--simulate", "--comparisons", "200", "--pairs", "10") == 1
     assert "NO" in capsys.readouterr().out
+
+
+def drawn(part, num_samples=80):
+    """Return 4,000 comparisons of one part of the noise."""
+    return part((4_000, num_samples), np.random.default_rng(3))
+
+
+def test_samples_scatter_by_07_percent_each_for_itself():
+    noise = drawn(independent)
+    assert noise.std() == pytest.approx(0.007, rel=0.02)
+    assert np.corrcoef(noise[:, 0], noise[:, 1])[0, 1] == pytest.approx(0, abs=0.05)
+
+
+def test_a_drift_is_a_straight_line_by_2_percent_either_way():
+    noise = drawn(drift, 5)
+    assert sorted(set(noise[:, -1])) == [-0.02, 0.02]
+    np.testing.assert_allclose(noise, noise[:, -1:] * [0, 0.25, 0.5, 0.75, 1])
+
+
+def test_a_wandering_machine_keeps_its_spread_and_98_percent_of_its_state():
+    noise = drawn(wander)
+    assert noise[:, 0].std() == pytest.approx(0.015, rel=0.05)
+    assert noise[:, -1].std() == pytest.approx(0.015, rel=0.05)
+    assert np.corrcoef(noise[:, 10], noise[:, 11])[0, 1] == pytest.approx(0.98, abs=0.005)
+    assert np.corrcoef(noise[:, 10], noise[:, 40])[0, 1] == pytest.approx(0.98**30, abs=0.05)
+
+
+def test_a_step_is_3_percent_from_some_sample_on():
+    noise = drawn(step, 4)
+    begins = {tuple(row) for row in noise.tolist()}
+    assert begins == {tuple([0.0] * at + [0.03] * (4 - at)) for at in range(4)}
+
+
+def test_one_sample_in_twenty_is_late_by_10_percent_on_average():
+    noise = drawn(spikes)
+    late = noise[noise > 0]
+    assert late.size / noise.size == pytest.approx(0.05, rel=0.05)
+    assert (late.mean(), late.std()) == pytest.approx((0.1, 0.1), rel=0.05)
+    assert noise.min() == 0
+
+
+def test_a_rhythm_delays_every_fourth_sample_from_any_of_four_on():
+    noise = drawn(rhythm, 8)
+    assert {tuple(row) for row in noise.tolist()} == {
+        tuple(0.015 if i % 4 == phase else 0.0 for i in range(8)) for phase in range(4)
+    }
+
+
+def test_heavy_tails_are_those_of_students_t_of_2():
+    noise = drawn(heavy)
+    assert np.median(np.abs(noise)) == pytest.approx(0.005 * student_t(2).ppf(0.75), rel=0.02)
+
+
+def test_a_coarse_clock_shows_whole_ticks_of_the_slowed_time():
+    coarse = BY_NAME["coarse clock"]
+    ticks = np.exp(shown(np.array([[0.0, 0.0011, 0.0013]]), 0.01, coarse)) / coarse.tick
+    np.testing.assert_allclose(ticks, [[404, 404, 405]])
+
+
+def test_b_is_the_slower_one_whichever_came_first():
+    noise, quiet = np.zeros((2, 4)), BY_NAME["independent"]
+    order = np.array([[True, False], [False, True]])
+    a, b = samples_of(noise, order, 0.05, quiet)
+    assert (a.tolist(), b.tolist()) == ([[0, 0]] * 2, [[np.log1p(0.05)] * 2] * 2)
+    in_order = np.array([[1.0, 2.0, 3.0, 4.0]])
+    a, b = arms_of(in_order, order[:1])
+    assert (a.tolist(), b.tolist()) == ([[1, 4]], [[2, 3]])
+    a, b = samples_of(in_order, order[:1], 0.0, quiet)
+    assert (a.tolist(), b.tolist()) == ([[1, 4]], [[2, 3]])

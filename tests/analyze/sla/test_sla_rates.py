@@ -23,6 +23,21 @@ def test_the_steady_state_begins_with_an_answer_and_ends_with_the_last_request()
     assert (window.start_ns, window.end_ns) == (20 * MS, 3990 * MS)
 
 
+@pytest.mark.parametrize(
+    ("last_ms", "slices"),
+    [(119, None), (120, 5), (139, 5), (140, 6), (399, 18), (420, 20), (4000, 20)],
+)
+def test_the_steady_state_has_five_to_twenty_slices_of_the_median_answers_time(last_ms, slices):
+    window = find_window(service(answer(20, sent_ms=0), answer(20, sent_ms=last_ms)))
+    assert (window and window.num_slices) == slices
+
+
+def test_a_windows_slices_are_equally_long():
+    window = find_window(service(answer(20, sent_ms=0), answer(20, sent_ms=120)))
+    assert (window.edges_ns / MS).tolist() == [20, 40, 60, 80, 100, 120]
+    assert window.duration_s == 0.1
+
+
 def test_a_burst_has_no_steady_state():
     burst = service(*(answer(20 + i, sent_ms=0) for i in range(100)))
     assert find_window(burst) is None

@@ -8,9 +8,10 @@ from kprof.analyze.whatif.baseline import find_baseline
 from kprof.analyze.whatif.changes import FASTER, REMOVED, WITHOUT, Change, Target
 from kprof.analyze.whatif.dependencies import find_recorded
 from kprof.analyze.whatif.predict import predict
-from kprof.analyze.whatif.replay import WAIT
+from kprof.analyze.whatif.replay import ACROSS, WAIT
 from tests.analyze.simulated import (
     BACKWARD,
+    CALL_NS,
     END_OF_STEP,
     Do,
     Machine,
@@ -267,3 +268,33 @@ def test_a_wait_at_the_edge_of_a_step_stays_a_wait(late_ns):
     assert baseline.error == 0
     gained = baseline.step_ns - predict([doubled(MM)], baseline).predicted_step_ns
     assert gained == pytest.approx(4 * 50_000, rel=0.02)
+
+
+def edges_across(program, streams):
+    """Return the edges between streams as rows of activities, and their lags."""
+    replay = find_recorded(record(program)).replay(streams)
+    edges, first = replay.edges, replay.first_activity
+    of = edges.kind == ACROSS
+    pairs = zip(edges.source[of] - first, edges.target[of] - first, edges.lag_ns[of], strict=True)
+    return sorted({tuple(int(value) for value in pair) for pair in pairs})
+
+
+@pytest.mark.parametrize(
+    ("after_ns", "lag_ns"), [(0, 0), (1, 1), (1_399, 1_399), (1_400, 1_400), (90_000, 1_400)]
+)
+def test_streams_in_order_wait_no_longer_than_activities_of_one_stream(after_ns, lag_ns):
+    first = kernel("mm", 10_000, host_ns=0)
+    # The call takes 3 µs: so much later the second is launched, and begins after the first ended.
+    late = kernel("norm", 5_000, stream=20, host_ns=10_000 + after_ns - CALL_NS)
+    assert edges_across([first, late], "in order") == [(0, 1, lag_ns)]
+    assert edges_across([first, late], "free") == []
+
+
+def test_streams_in_order_wait_for_the_last_that_had_ended():
+    program = [
+        kernel("mm", 12_000, host_ns=0),
+        kernel("add", 90_000, stream=20),
+        kernel("mm", 4_000, stream=9),
+        kernel("norm", 5_000, stream=30, host_ns=30_000),
+    ]
+    assert edges_across(program, "in order") == [(2, 3, 1_400)]
