@@ -393,8 +393,9 @@ def normed_product(x: Tensor, gain: Tensor, weight: Tensor) -> Tensor:
     """Return the RMS norm of rows (B, K) times weights (N, K), the first kernel of a layer."""
     x, gain, weight = x.contiguous(), gain.contiguous(), weight.contiguous()
     # Of the largest batch, so that a row has the same sums in all.
-    tiling = tiling_of(*weight.shape, num_sms(x.device), batch=MOST_BATCH)
-    y = torch.empty(x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
+    outputs, columns = weight.shape
+    tiling = tiling_of(outputs, columns, num_sms(x.device), batch=MOST_BATCH)
+    y = torch.empty(x.shape[0], outputs, dtype=torch.float32, device=x.device)
     if y.numel():
         options = launch_options(tiling.warps, launches_early(x.device))
         launch_linear(x, gain, (Weight(weight, None),), y, tiling, options, eps=EPS)
