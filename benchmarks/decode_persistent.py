@@ -8,7 +8,6 @@ both, and splits the time of each operator; `stage1` is the same token by CUDA g
 """
 
 import argparse
-import itertools
 import random
 import time
 
@@ -23,6 +22,11 @@ from kprof.kernels.decode.persistent.launch import Persistent, sizes_of
 from kprof.kernels.decode.persistent.schedule import Op, schedule_of
 
 TOKEN, LENGTH, STEPS, REPEATS = 6, 512, 64, 5
+# Teams of a CTA, stages in flight, and the rates of SMs that the schedule knows.
+VARIANTS = (
+    *((1, 12, "equal"), (1, 12, "measured"), (1, 4, "measured"), (1, 4, "equal")),
+    *((1, 6, "measured"), (2, 12, "measured"), (2, 4, "measured"), (2, 12, "equal")),
+)
 PATIENCE_S = 0.1
 FIELDS = ("qkv", "partial", "lse", "middle", "gated", "output", "logits")
 
@@ -169,7 +173,7 @@ def sm_times(kernel):
 def speeds_of(case, ahead):
     """Return the speeds with which all SMs end their loads together."""
     speeds = torch.ones(torch.cuda.get_device_properties(0).multi_processor_count).double()
-    for number in range(4):
+    for number in range(3):
         kernel = case.persistent(SKIP_MATH=1, PROFILE=1, ahead=ahead, speeds=speeds.tolist())
         us = us_per_token(kernel, case)
         times = sm_times(kernel)
@@ -201,20 +205,20 @@ def ring(model, rate):
         )
         return times[2]
 
-    for ahead in (2, 3, 4, 6, 12):
-        show(f"loads alone, {ahead} ahead", SKIP_MATH=1, PROFILE=1, ahead=ahead)
-    for teams in (1, 2):
-        show(f"chain alone, {teams} teams", SKIP_LOADS=1, GROUPS=teams)
-    speeds = {f"measured at {ahead}": speeds_of(case, ahead) for ahead in (3, 12)}
+    speeds = {"equal": None, "measured": speeds_of(case, 12)}
     found = []
-    for teams, ahead, of in itertools.product((1, 2), (2, 3, 4, 6, 12), ("equal", *speeds)):
-        others = {"GROUPS": teams, "ahead": ahead, "speeds": speeds.get(of)}
+    for teams, ahead, of in VARIANTS:
+        others = {"GROUPS": teams, "ahead": ahead, "speeds": speeds[of]}
         us = show(f"whole, {teams} teams, {ahead} ahead, speeds {of}", **others)
         found.append((us, others))
     us, others = min(found, key=lambda one: one[0])
     print(f"fastest: {us:.1f} us a token")
     waits(case, **others)
     waits(case, SKIP_LOADS=1, **others)
+    kernel = case.persistent(**others)
+    print(f"8 tokens a launch: {us_per_token(kernel, case, 8)[2]:.1f} us a token", flush=True)
+    show("loads alone, 3 ahead", SKIP_MATH=1, PROFILE=1, ahead=3)
+    show("chain alone, the other teams", SKIP_LOADS=1, GROUPS=3 - others["GROUPS"])
 
 
 def waits(case, **others):
