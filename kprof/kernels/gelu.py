@@ -39,6 +39,7 @@ from kprof.kernels.runtime import (
     applied,
     count_rows,
     define,
+    empty,
     kind_of,
     next_power_of_two,
     num_sms,
@@ -223,7 +224,7 @@ def _run_backward_of_bias(dy, x, form, dtype) -> list[Tensor]:
     most = max(1, CTAS_PER_SM * num_sms(x.device) // blocks)
     # The fewest that walk over the rows as fast as so many do.
     parts = -(-tiles // -(-tiles // min(tiles, most)))
-    partials = torch.empty((1, parts, columns), dtype=torch.float32, device=x.device)
+    partials = empty((1, parts, columns), torch.float32, x.device)
     tensors = dy, x, dx, partials
     call = kind_of(*tensors), form
     if not _launch_backward_of_bias.again(call, tensors):

@@ -63,6 +63,10 @@ class Launch(NamedTuple):
     others: tuple[Any, ...]
     """The arguments after the tensors."""
 
+    def repeat(self, tensors: tuple[Tensor | None, ...]) -> None:
+        """Launch again, with these tensors."""
+        _launch(self.binary, self.grid, tensors + self.others)
+
 
 class Launcher:
     """Launches one kernel; caches its binaries by key, and its launches by call."""
@@ -111,12 +115,16 @@ class Launcher:
 
     def again(self, call: Hashable, tensors: tuple[Tensor | None, ...]) -> bool:
         """Repeat the launch of the same `call` with these tensors; False: there was none."""
-        known = self._calls.get(call)
-        if known is None or _is_watched():
+        known = self.find(call)
+        if known is None:
             return False
-        binary, grid, others = known
-        _launch(binary, grid, tensors + others)
+        known.repeat(tensors)
         return True
+
+    def find(self, call: Hashable) -> Launch | None:
+        """Return the launch of the same `call`; None: there was none."""
+        known = self._calls.get(call)
+        return None if known is None or _is_watched() else known
 
     def forget(self) -> None:
         """Drop all cached binaries and launches."""
@@ -242,6 +250,21 @@ def empty_like(x: Tensor) -> Tensor:
     if x.is_contiguous():
         return torch.empty_like(x)
     return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a new contiguous tensor; `torch.empty` takes longer to read its arguments."""
+    return torch.empty_strided(shape, _strides_of(shape), dtype=dtype, device=device)
+
+
+@functools.lru_cache(MOST_CALLS)
+def _strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of a contiguous tensor."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
 
 
 @functools.cache
@@ -389,7 +412,8 @@ def _is_dispatched(tensors: tuple[Tensor | None, ...]) -> bool:
     Raises:
         DifferentiationError: a tensor has a forward-mode derivative, which the results would lack.
     """
-    if is_forward_mode() and any(_has_derivative(one) for one in tensors):
+    # Without a call of `is_forward_mode`, and cheap tests first: this runs at every launch.
+    if forward_ad._current_level >= 0 and any(_has_derivative(one) for one in tensors):
         _refuse_forward_mode()
     if (
         _len_torch_dispatch_stack()

@@ -243,3 +243,18 @@ def test_the_dispatcher_is_left_out_only_where_it_would_do_nothing():
 def test_a_trace_sees_the_operator():
     with torch.no_grad():
         assert _within_trace()
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 0, 3), (2, 3, 4)])
+def test_an_empty_tensor_is_laid_out_as_torchs(shape):
+    found = runtime.empty(shape, torch.float32, torch.device("cpu"))
+    expected = torch.empty(shape)
+    assert (found.shape, found.stride()) == (expected.shape, expected.stride())
+
+
+def test_a_norm_with_misaligned_statistics_is_no_repetition(kernel):
+    x, weight = torch.zeros(4, 64), torch.ones(64)
+    rstd, other = torch.ones(4), torch.ones(5)[1:]
+    for one in (rstd, rstd, other, other):
+        norm._run_backward(x, None, x, weight, one, None, norm.FORMS["torch"], 1)
+    assert len(norm._launch_backward._calls) == 2
