@@ -375,7 +375,6 @@ LEFT = {
         lambda: with_attribute(ByProperty(SIZE), "_factor", 1.0),
         "it reads _factor, which the kernel does not take",
     ),
-    "dropout": (lambda: Dropping(0.0), "it reads drop.p, which the kernel does not take"),
     "dropout on": (lambda: Dropping(0.5), "it computes something else when it trains"),
     "closure over a list": (
         lambda: ByFunction(leaky(torch.ones(()))),
@@ -738,3 +737,15 @@ def test_a_global_that_changes_while_a_swap_is_on_is_read_anew(monkeypatch):
         got = results(module, x)
     assert_equal(got, results(module, x))
     assert swap.sites[0].num_replaced == 2
+
+
+def test_a_dropout_of_nothing_is_left_out_until_it_drops():
+    module, x = Dropping(0.0), torch.randn(4, SIZE)
+    expected = results(module, x)
+    with swapped(module, "swiglu=eager") as swap:
+        torch.testing.assert_close(results(module, x), expected)
+        assert swap.replaced[0].num_replaced == 1
+        module.drop.p = 0.5
+        found = results(module, x)
+        assert swap.replaced[0].num_replaced == 1
+    torch.testing.assert_close(found, results(module, x))

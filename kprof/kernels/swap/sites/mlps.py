@@ -395,10 +395,19 @@ def _recognise(
     if why is not None:
         return why
     for number in reads.numbers:
-        if probe.is_read(number):
+        if not _is_no_dropout(module, number) and probe.is_read(number):
             return f"it reads {number.title}, which the kernel does not take"
     passed_over = tuple(name for name in module._modules if name not in names)
     return Recognised(kernel, options, gate, up, down, passed_over, is_up_first, settings)
+
+
+def _is_no_dropout(module: Module, number: Number) -> bool:
+    """Return whether a number is the probability 0 of a dropout; each call compares it."""
+    for name in number.path:
+        child = module._modules[name]
+        assert child is not None
+        module = child
+    return type(module) is torch.nn.Dropout and number.name == "p" and number.value == 0
 
 
 def _why_not_everywhere(
