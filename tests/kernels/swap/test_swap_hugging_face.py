@@ -225,3 +225,29 @@ def test_a_t5_has_rows_for_its_gated_mlps_and_its_loss():
         ("swiglu", TRAINS_OTHERWISE): 2,
         ("cross_entropy", UNUSED_LOSS): 1,
     }
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        ("mixtral", {"num_local_experts": 4}),
+        ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}),
+    ],
+)
+def test_a_mixture_keeps_the_loss_of_its_router_without_logits(kind, sizes):
+    options = {"output_router_logits": True, "router_aux_loss_coef": 0.5, "head_dim": 16}
+    model = made(kind, **sizes, **options).float().train()
+    router = model.model.layers[0].mlp.gate.weight
+
+    def results():
+        model.zero_grad()
+        output = model(IDS, labels=IDS)
+        output.loss.backward()
+        return [output.loss.detach(), output.aux_loss.detach(), router.grad.clone()]
+
+    expected = results()
+    with swapped(model, "linear_cross_entropy=eager") as swap:
+        found = results()
+    assert swap.replaced[0].num_replaced == 1
+    assert expected[1] > 0
+    torch.testing.assert_close(found, expected)

@@ -54,11 +54,14 @@ class _Passing(Module):
 
 
 class _Body(Module):
-    """A body that returns given hidden states."""
+    """A body that returns given hidden states, and logits of a router if there are experts."""
 
-    def __init__(self, hidden: Tensor) -> None:
+    def __init__(self, hidden: Tensor, num_experts: object) -> None:
         super().__init__()
         self.__dict__["last_hidden_state"] = hidden
+        if isinstance(num_experts, int):
+            routed = torch.ones(hidden.shape[1], num_experts)
+            self.__dict__["router_logits"] = (routed,)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return itself: it has the attributes of a body's output."""
@@ -216,7 +219,8 @@ def _run_apart(module: Module, head: Module, hidden: Tensor) -> tuple[list[Any],
 
     seen = torch.zeros(1, 3, dtype=torch.int64)
     children: dict[str, Module | None] = {
-        name: head if name == HEAD else _Body(hidden) for name in module._modules
+        name: head if name == HEAD else _Body(hidden, module.__dict__.get("num_experts"))
+        for name in module._modules
     }
     try:
         clone = stand_in(module, {}, children)
