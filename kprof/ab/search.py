@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kprof.kernels.swap.swap_report import FIRST_LOOK, Ran, Tried
+from kprof.kernels.swap.swap_report import FIRST_LOOK, NO_SITE, Ran, Tried
 
 # Windows after which a joint swap that is not decided is given up.
 MOST_OF_JOINT = 2 * FIRST_LOOK
@@ -84,20 +84,25 @@ class Search:
         if self.joint and is_open and joint.num_windows < MOST_OF_JOINT:
             return [self.joint], ""
         if not self.joint or not joint.is_faster:
-            return [one for one in self.names if not _is_decided(tried.get(one))], ""
-        moves = self._moves(seen[self.joint].ran)
+            ran = seen[self.joint].ran if self.joint in seen else {}
+            # Kernels that ran first: others may have no call.
+            names = sorted(self.names, key=lambda one: kernel_of(one) not in ran)
+            return [one for one in names if not _is_decided(tried.get(one))], ""
+        moves = self._moves(seen[self.joint])
         if joint.num_compiled:
             begun = [one for one in moves if one in tried]
             has_time = time_left_s > seen[self.joint].took_s
             moves = moves[: MOST_COMPILED if has_time else len(begun)]
         return [one for one in moves if not _is_decided(tried.get(one))], self.joint
 
-    def _moves(self, ran: Mapping[str, Ran]) -> list[str]:
+    def _moves(self, begun: Seen) -> list[str]:
         """Return the joint swap without each kernel that ran in it, and with other providers."""
+        ran = begun.ran
         active = [one for one in self._kernels if one in ran]
         moves = [self.without(one) for one in active] if len(active) > 1 else []
         own = {f"{kernel}={one.provider}" for kernel, one in ran.items()}
-        others = [one for one in self.names if one not in own and kernel_of(one) in self._kernels]
+        kernels = [one for one in self._kernels if begun.whys.get(one) != NO_SITE]
+        others = [one for one in self.names if one not in own and kernel_of(one) in kernels]
         # Providers of kernels that ran first: others may have no call.
         others.sort(key=lambda one: kernel_of(one) not in ran)
         return moves + [self.exchanged(one) for one in others]

@@ -324,6 +324,14 @@ def test_compiled_code_is_compiled_anew_a_few_times_and_while_there_is_time(time
     assert len(search.left(*tried_of(search), time_left_s)[0]) == 8
 
 
+def test_where_the_joint_swap_is_slower_kernels_that_ran_in_it_are_tried_first():
+    search = Search(["a=kprof", "b=kprof", "c=aten", "c=kprof"])
+    _, seen = tried_of(search)
+    seen[search.joint] = Seen({"c": Ran("kprof")}, {}, took_s=1.0)
+    left, base = search.left({search.joint: tried(search.joint, 1.1, 1.2, 1.3)}, seen, 60.0)
+    assert (left, base) == (["c=aten", "c=kprof", "a=kprof", "b=kprof"], "")
+
+
 def test_kernels_that_pay_by_the_findings_are_left_out_last():
     search = Search(["a=kprof", "b=kprof", "c=kprof"], likely=["b", "a"])
     left, _ = search.left(*tried_of(search), 60.0)

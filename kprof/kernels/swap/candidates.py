@@ -41,7 +41,15 @@ from kprof.errors import KprofError
 from kprof.kernels import OURS, Kernel, Provider, kernel_named
 from kprof.kernels.bench.choice import FALLBACK, ranking
 from kprof.kernels.swap.providers import WITH_SITES, Chosen, Providers
-from kprof.kernels.swap.swap_report import FIRST_LOOK, PLAN, TURNS, CallSort, Ran, SwapReport
+from kprof.kernels.swap.swap_report import (
+    FIRST_LOOK,
+    NO_SITE,
+    PLAN,
+    TURNS,
+    CallSort,
+    Ran,
+    SwapReport,
+)
 from kprof.kernels.swap.swapping import Swap, all_roots
 
 
@@ -429,7 +437,7 @@ def _why_none(report: SwapReport, kernels: Set[str]) -> str:
             reasons[site.skipped] += 1
         for calls in site.calls:
             reasons[calls.why or ""] += calls.num_calls
-    return reasons.most_common(1)[0][0] if reasons else "no call site in this workload"
+    return reasons.most_common(1)[0][0] if reasons else NO_SITE
 
 
 _of_logs: dict[str, _Candidates | _Followed] = {}

@@ -24,6 +24,8 @@ CHOICE = "choice.json"
 PLAN = ".plan"
 # Ending of the file, beside it, with what rank 0 swaps in at each entry.
 TURNS = ".turns"
+# Why a kernel has no calls.
+NO_SITE = "no call site in this workload"
 # Windows of a candidate at its first look; each later look has twice as many.
 FIRST_LOOK = 8
 
