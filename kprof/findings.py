@@ -86,6 +86,8 @@ class DryRun:
     """Why there was no dry run; empty: there was one."""
     took_ns: int = 0
     """How long it held up the workload between two steps."""
+    why_others: str = ""
+    """Why other kernels were not looked for to the end; empty: they were."""
 
 
 @dataclass(frozen=True)

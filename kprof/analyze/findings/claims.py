@@ -126,7 +126,8 @@ def recommend(trace: Trace, kernel: str, effort: Grade = "low") -> Recommended:
     outcome = trace.meta.dry_run
     command = proof(trace, "--swap", kernel)
     if outcome is None or outcome.why_not or kernel not in outcome.kernels:
-        why = f": {outcome.why_not}" if outcome is not None and outcome.why_not else ""
+        told = "" if outcome is None else outcome.why_not or outcome.why_others
+        why = f": {told}" if told else ""
         return Recommended(kernel, command, f"not checked{why}", effort)
     rows = [row for row in outcome.rows if row.kernel == kernel]
     fitting = sum(row.num_sites for row in rows if row.provider is not None)

@@ -12,7 +12,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,9 @@ from kprof.kernels.swap.swapping import Swap, all_roots, is_any_on
 
 # No finding names them. They change the forward of a layer, which other kernels use.
 NOT_ASKED = {"add_rmsnorm", "add_layernorm"}
+# Longest search for call sites, which holds up the workload: thousands of norms take seconds.
+MOST_S = 1.0
+CUT = f"the search for call sites was ended after {MOST_S:g} s"
 
 
 class Watch:
@@ -40,7 +43,7 @@ class Watch:
         """Find the call sites of this process, and watch their calls from here on."""
         self._path = path
         self._kernels = sorted(WITH_SITES - NOT_ASKED)
-        self._swap = Swap(None, self._kernels, providers=DryProviders)
+        self._swap = Swap(None, self._kernels, providers=DryProviders, most_s=MOST_S)
 
         self._swap.__enter__()
         self._took_ns = time.perf_counter_ns() - began_ns
@@ -53,7 +56,12 @@ class Watch:
         rows = tuple(rows_of(self._swap.sites))
         partial = self._path.with_suffix(f".{os.getpid()}.partial")
         took_ns = self._took_ns + time.perf_counter_ns() - began_ns
-        partial.write_text(json.dumps(asdict(DryRun(tuple(self._kernels), rows, "", took_ns))))
+        found = DryRun(tuple(self._kernels), rows, took_ns=took_ns)
+        if self._swap.is_cut:
+            # What has sites is known by those; for the others, the search says nothing.
+            known = tuple(one for one in self._kernels if any(row.kernel == one for row in rows))
+            found = replace(found, kernels=known, why_others=CUT)
+        partial.write_text(json.dumps(asdict(found)))
         partial.replace(self._path)
 
 

@@ -7,6 +7,7 @@ optimizers of a process, and functions of torch. After a swap, a model is bit fo
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Hashable, Iterable, Iterator
 from pathlib import Path
@@ -56,6 +57,7 @@ class Swap:
         names: Iterable[str],
         *,
         providers: type[Providers] = Providers,
+        most_s: float | None = None,
     ) -> None:
         """Prepare to swap these kernels.
 
@@ -63,6 +65,7 @@ class Swap:
             roots: Modules and optimizers, referenced until the first entry; None: whole process.
             names: KERNEL or KERNEL=PROVIDER, each optionally followed by @PATTERN;!PATTERN.
             providers: How a function is chosen for a call.
+            most_s: Longest search for call sites, in seconds; None: to its end.
 
         Raises:
             KprofError: there is no such kernel or provider.
@@ -79,6 +82,9 @@ class Swap:
         kernels = kernels_named(asked)
         forced = {name: provider for name, provider in asked.items() if provider is not None}
         self._request = Request(kernels, providers(kernels, forced), patterns=patterns)
+        self._most_s = most_s
+        self.is_cut = False
+        """Whether the search for call sites took longer than it may, and was ended."""
         self._roots = None if roots is None else list(roots)
         self._found: list[Site | Skip] | None = None
         self._is_everything = roots is None
@@ -178,7 +184,11 @@ class Swap:
     def _find(self) -> Iterator[Site | Skip]:
         roots = all_roots() if self._roots is None else self._roots
         taken: set[Hashable] = set()
+        end_s = math.inf if self._most_s is None else time.perf_counter() + self._most_s
         for root, one in self._find_in(roots):
+            if time.perf_counter() > end_s:
+                self.is_cut = True
+                return
             _name(one, root, is_one_of_many=len(roots) > 1)
             if one.place in taken:
                 continue

@@ -301,7 +301,13 @@ def test_a_kernel_that_would_not_run_is_not_recommended(rule, outcomes):
 
 @pytest.mark.parametrize("rule", WITH_KERNEL)
 @pytest.mark.parametrize(
-    "dry_run", [None, DryRun(why_not="planted"), rows_of((None, NOT_CALLED, 2, 0))]
+    "dry_run",
+    [
+        None,
+        DryRun(why_not="planted"),
+        DryRun(why_others="planted"),
+        rows_of((None, NOT_CALLED, 2, 0)),
+    ],
 )
 def test_a_kernel_that_was_not_checked_is_recommended_and_the_finding_says_so(rule, dry_run):
     (found,) = with_dry_run(rule, dry_run)

@@ -25,6 +25,12 @@ from tests.kernels.swap_models import Attention, GemmaNorm, Mlp, Model, Norm, sn
 pytestmark = INTERPRETED
 
 
+@pytest.fixture(autouse=True)
+def without_end(monkeypatch):
+    """Search to the end: this process has the models of other tests, too."""
+    monkeypatch.setattr(dry_run, "MOST_S", 600.0)
+
+
 class Dropping(nn.Module):
     """A model whose results depend on the random state."""
 
@@ -333,3 +339,14 @@ def test_a_dry_run_runs_no_code_of_a_modules_attributes(tmp_path, kind):
     Watching.asked.clear()
     dry_run.begin(str(tmp_path / "dry_run.json")).end()
     assert (Watching.asked, len(model._modules)) == ([], 3)
+
+
+def test_the_search_for_call_sites_ends_after_a_while_and_says_what_it_did_not_come_to(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(dry_run, "MOST_S", 0.0)
+    watch = dry_run.begin(str(tmp_path / "dry_run.json"))
+    watch.end()
+    found = json.loads((tmp_path / "dry_run.json").read_text())
+    assert (found["kernels"], found["rows"], found["why_not"]) == ([], [], "")
+    assert found["why_others"]

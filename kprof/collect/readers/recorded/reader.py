@@ -390,7 +390,8 @@ def _dry_run(raw: Path) -> DryRun | None:
     rows = tuple(row for one in found for row in one.rows)
     why_not = next((one.why_not for one in found if one.why_not), "")
     took_ns = max(one.took_ns for one in found)
-    return DryRun(tuple(kernels), rows, "" if kernels else why_not, took_ns)
+    why_others = next((one.why_others for one in found if one.why_others), "")
+    return DryRun(tuple(kernels), rows, "" if kernels else why_not, took_ns, why_others)
 
 
 def _ceilings(raw: Path) -> Device | None:
