@@ -24,26 +24,39 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-# In the order of `kprof --help`, each with the first sentence of its own help.
-COMMANDS = {
-    "run": "Run a workload unmodified, record some steps and report on them.",
-    "open": "Analyze a trace or a saved run and write its report.",
-    "diff": "Compare two runs part by part.",
-    "whatif": "Predict the time of a step after changes.",
-    "playbook": "Show how to confirm and fix a finding, or list all playbooks.",
-    "ncu": "Measure hardware counters of a run's kernels with Nsight Compute.",
-    "ab": "Compare two variants of a workload and say which is faster.",
-    "kernels": "List, check and benchmark replacement kernels.",
-    "sla": "Judge SLA targets with 99 % confidence bounds.",
-    "cost": "Compute the cost of tokens, fleets and training.",
-    "report": "Write one page for decision makers: verdict, cost and confidence.",
-    "roofline": "Measure this GPU's roofline once, for later runs on it.",
-    "selftest": "Measure the error rates of `kprof ab` on this machine.",
-    "engage": "Keep the evidence of one workload and score its predictions.",
-    "gate": "Fail a CI job on a proven regression.",
-    "mcp": "Serve kprof's answers to an agent, over stdin and stdout (Model Context Protocol).",
-    "doctor": "Show what this machine can measure, and how to fix the rest.",
+# In the order of `kprof --help`, by purpose; each with the first sentence of its own help.
+GROUPS = {
+    "Profile": {
+        "run": "Run a workload unmodified, record some steps and report on them.",
+        "open": "Analyze a trace or a saved run and write its report.",
+        "ncu": "Measure hardware counters of a run's kernels with Nsight Compute.",
+        "roofline": "Measure this GPU's roofline once, for later runs on it.",
+    },
+    "Understand": {
+        "playbook": "Show how to confirm and fix a finding, or list all playbooks.",
+        "whatif": "Predict the time of a step after changes.",
+        "diff": "Compare two runs part by part.",
+    },
+    "Change and prove": {
+        "kernels": "List, check and benchmark replacement kernels.",
+        "ab": "Compare two variants of a workload and say which is faster.",
+        "gate": "Fail a CI job on a proven regression.",
+        "selftest": "Measure the error rates of `kprof ab` on this machine.",
+    },
+    "Report and price": {
+        "report": "Write one page for decision makers: verdict, cost and confidence.",
+        "cost": "Compute the cost of tokens, fleets and training.",
+        "sla": "Judge SLA targets with 99 % confidence bounds.",
+        "engage": "Keep the evidence of one workload and score its predictions.",
+    },
+    "Agents": {
+        "mcp": "Serve kprof's answers to an agent, over stdin and stdout (Model Context Protocol).",
+    },
+    "This machine": {
+        "doctor": "Show what this machine can measure, and how to fix the rest.",
+    },
 }
+COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
 
 
 class Commands(TyperGroup):
@@ -90,9 +103,11 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """List the commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        """List the commands by group, without importing them."""
+        longest = max(map(len, COMMANDS))
+        for title, group in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(longest), text) for name, text in group.items()])
 
 
 app = typer.Typer(

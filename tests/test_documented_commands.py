@@ -28,7 +28,6 @@ LEFT_OUT = {
     "kprof ab": "measures for minutes; tests/ab runs it",
     "kprof kernels bench": "needs a GPU",
     "kprof kernels check": "needs a GPU",
-    "kprof kernels explain": "needs a GPU",
     "kprof mcp": "serves until its client ends it; tests/commands/test_mcp.py",
     "kprof ncu": "needs a GPU",
     "kprof roofline": "measures for minutes without a GPU, too",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kprof.kernels.bench.choice import Choice, Pass, Timed
     from kprof.kernels.correctness import GateReport, Scope, Subject
     from kprof.opened import Progress
-    from kprof.report.kernel_library import Listed
+    from kprof.report.kernel_library import Listed, Unmeasured
 
 # Dtypes that the interpreter computes as a GPU does; it truncates bfloat16 instead of rounding it.
 INTERPRETED_DTYPES = ("float16", "float32")
@@ -90,7 +90,8 @@ def kernels(
 
     check runs levels L0 and L1 of the quality gate, on the GPU or, without one, in Triton's
     interpreter. bench measures kprof's, torch's and installed libraries' kernels, with and without
-    gradients, and stores the fastest. explain shows the stored choices.
+    gradients, and stores the fastest. explain shows the stored choices, and who runs calls that
+    were not measured; it needs no GPU.
 
     Exit code of check: 0 every level passed, 1 one failed, 3 one could not be run or decided.
     """
@@ -132,10 +133,14 @@ def kernels(
         wanted = shape_of(shape) if shape else None
         with closing(Progress(say)) as progress:
             choices = bench_kernels(chosen, wanted, dtype or [], progress)
+        others, last = [], "next: kprof kernels explain"
     else:
         choices = explain_choices(chosen)
+        others = unmeasured_kernels(chosen, choices)
+        last = "next: kprof kernels bench, on the GPU that is to run them"
     sections = [kernel_library.section_of_choice(one, ranked(one)) for one in choices]
-    return Answer(f"kernels {action}", sections, encoded(choices), "next: kprof kernels explain")
+    sections += kernel_library.sections_of_unmeasured(others)
+    return Answer(f"kernels {action}", sections, encoded(choices), last)
 
 
 def list_kernels() -> list[Listed]:
@@ -381,22 +386,29 @@ def _why_rejected(kernel: Kernel, provider: str, dtype: str, direction: Pass) ->
 def explain_choices(names: Sequence[str]) -> list[Choice]:
     """Return the choices that were made for this machine's GPU, and on what they rest.
 
-    Raises:
-        KprofError: none was made yet, or there is no GPU to have made it for.
+    Without a GPU, those that are stored here for any GPU.
     """
     import torch
 
-    from kprof.kernels.bench.choice import load_choices
+    from kprof.kernels.bench.choice import load_all_choices, load_choices
 
     known = {kernel.name for kernel in _named(names)}
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    found = [choice for choice in load_choices(gpu) if choice.kernel in known] if gpu else []
-    if not found:
-        raise KprofError(
-            "nothing was measured on this machine's GPU yet" if gpu else "there is no GPU here",
-            fix="kprof kernels bench, on the GPU that is to run them",
-        )
-    return found
+    has_gpu = torch.cuda.is_available()
+    stored = load_choices(torch.cuda.get_device_name()) if has_gpu else load_all_choices()
+    return [choice for choice in stored if choice.kernel in known]
+
+
+def unmeasured_kernels(names: Sequence[str], choices: Sequence[Choice]) -> list[Unmeasured]:
+    """Return the kernels without a choice, and who runs their calls."""
+    from kprof.kernels.bench.choice import FALLBACK
+    from kprof.report.kernel_library import Unmeasured
+
+    chosen = {choice.kernel for choice in choices}
+    return [
+        Unmeasured(one.name, one.replaces, None if one.unmeasured == FALLBACK else one.unmeasured)
+        for one in _named(names)
+        if one.name not in chosen
+    ]
 
 
 def ranked(choice: Choice) -> list[Timed]:

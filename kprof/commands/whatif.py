@@ -43,7 +43,8 @@ def whatif(
     parts = [section_of(found.answers, whole=found.whole)]
     words = ["kprof", "whatif", str(run), *found.suggestions]
     last = f"ask: {shlex.join(words)}" if found.suggestions else ""
-    return Answer(run.name, parts, json_of(found.answers) if json else None, last)
+    code = KprofError.exit_code if found.refused else 0
+    return Answer(run.name, parts, json_of(found.answers) if json else None, last, code)
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class Asked:
     whole: str
     """What is predicted: a step, or the window."""
     suggestions: list[str]
+    refused: tuple[KprofError, ...] = ()
+    """Why other questions have no answer."""
 
 
 def ask(
@@ -64,11 +67,11 @@ def ask(
 ) -> Asked:
     """Predict each change alone, and all of them together; a saved run keeps the answers.
 
-    Without a question, what the run was asked when it was analyzed, or since. `say` is told when a
-    run cannot be written, and so does not keep them.
+    Without a question, what the run was asked when it was analyzed, or since. `say` is told which
+    questions cannot be understood, and when a run cannot be written, and so does not keep answers.
 
     Raises:
-        KprofError: the run cannot be read, or a question cannot be understood or answered.
+        KprofError: the run cannot be read, or no question can be understood.
     """
     from kprof.analyze.whatif.baseline import find_baseline
     from kprof.analyze.whatif.predict import predict, suggest
@@ -80,7 +83,16 @@ def ask(
     if not questions:
         return Asked(list(trace.meta.what_if), whole_of(trace), _arguments(suggest(trace)))
     progress("replaying")
-    changes = [parse_change(text, trace) for text in questions]
+    changes, refused = [], []
+    for text in questions:
+        try:
+            changes.append(parse_change(text, trace))
+        except KprofError as error:
+            refused.append(error)
+    if not changes:
+        raise refused[0]
+    for one in refused:
+        say(str(one))
     baseline = find_baseline(trace)
     together = [changes] if len(changes) > 1 else []
     answers = [predict(asked, baseline) for asked in [*([one] for one in changes), *together]]
@@ -89,7 +101,8 @@ def ask(
             _keep(answers, trace, run)
         except KprofError as error:
             say(f"{error.problem}; the answers stand here only")
-    return Asked(answers, whole_of(trace), _arguments(suggest(trace, baseline)))
+    asked_next = _arguments(suggest(trace, baseline))
+    return Asked(answers, whole_of(trace), asked_next, tuple(refused))
 
 
 def _arguments(changes: Sequence[Change]) -> list[str]:

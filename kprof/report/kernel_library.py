@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kprof.kernels.correctness.levels import REJECT, GateReport, Level, Measure
 from kprof.kernels.correctness.scope import Scope
 from kprof.report.section import Column, Part, Section, Table, Text
-from kprof.report.units import MISSING, format_amount, format_share, format_time
+from kprof.report.units import MISSING, format_amount, format_count, format_share, format_time
 
 if TYPE_CHECKING:
     from kprof.kernels.bench.choice import Choice, Timed
@@ -29,6 +29,30 @@ class Listed:
     dtypes: tuple[str, ...]
     has_sites: bool
     """Whether a swap finds places for it in a model."""
+
+
+@dataclass(frozen=True)
+class Unmeasured:
+    """A kernel without a stored choice."""
+
+    name: str
+    replaces: str
+    provider: str | None
+    """Who runs its calls after a swap; None: the original."""
+
+
+def sections_of_unmeasured(kernels: list[Unmeasured]) -> list[Section]:
+    """Say who runs the calls of kernels that were not measured, if there are any."""
+    if not kernels:
+        return []
+    columns = (Column("Kernel"), Column("After a swap"), Column("Replaces", "prose"))
+    rows = tuple((one.name, one.provider or "the original", one.replaces) for one in kernels)
+    lead = Text(
+        f"No measurement of {format_count(len(kernels), 'kernel')} is stored here. After a swap "
+        "their calls run as listed, until `kprof kernels bench` finds a faster provider."
+    )
+    table = Table(columns, rows, terminal_rows=len(rows))
+    return [Section("Not measured", 1, (lead, table))]
 
 
 def section_of_kernels(listed: list[Listed]) -> Section:

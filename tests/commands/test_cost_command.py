@@ -4,6 +4,7 @@ import inspect
 import json
 import re
 import shlex
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -314,7 +315,7 @@ NONSENSE = [
     (("--price", "nan"), "--price nan: must be at least"),
     (("--price", "inf"), "--price inf: must be at most"),
     (("--price", "cheap"), "$ per GPU-hour (of a server: divide it by its GPUs)"),
-    (("--utilisation", "1.2"), "share served of the SLA's capacity (above 0 to 1)"),
+    (("--utilisation", "1.2"), "share served of the SLA's capacity (above 0 to 1, "),
     (("--gpus", "2.5"), "--gpus 2.5: must be a whole number"),
     (("--price", "3,2,1"), "LOW,MID,HIGH in this order"),
     (("--price", "1,2"), "--price 1,2: must be one number, or LOW,MID,HIGH"),
@@ -356,9 +357,8 @@ def test_prices_of_a_later_day_than_asked_for_are_warned_of(capsys, day, number)
 
 def test_a_fact_that_changes_nothing_is_named_with_what_it_needs(capsys):
     result = answer(capsys, "--gpu", "H100", "--utilisation", "0.5", "--fee", "9")
-    utilisation, fee = result["missing"]
-    assert utilisation["topic"].split()[0] == "--utilisation"
-    assert utilisation["give"] == ["--tokens-per-s or --tokens-per-step"]
+    (fee,) = result["missing"]
+    assert [one["topic"] for one in result["figures"]] == ["Kept GPUs"] * 3
     assert fee["topic"].split()[0] == "--fee"
     assert fee["give"] == ["--speedup"]
 
@@ -412,3 +412,30 @@ def test_the_document_shows_what_the_command_prints(capsys, monkeypatch, tmp_pat
     assert kprof(*shlex.split(command)[1:]) == 0
     printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert COMMANDS[command] in "\n".join(printed)
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"price": "2", "gpus": "8"}, {"an hour of 8": 16, "a month of 8": 11_680}),
+        ({"price": "2", "utilisation": "50%"}, {"a GPU-hour in use": 4}),
+    ],
+)
+def test_two_options_are_enough_for_an_answer(given, names):
+    found = calculate(given, date(2026, 11, 1))
+    figures = {one.name: one.mid for one in found.figures}
+    assert {name: pytest.approx(figures[name]) for name in names} == names
+    assert found.missing == ()
+
+
+@pytest.mark.parametrize("share", ["0.5", "50%", "50 %"])
+def test_a_share_is_written_as_a_number_or_in_percent(share):
+    facts = {"price": "2", "tokens_per_s": "5000", "utilisation": share}
+    figures = calculate(facts, date(2026, 11, 1)).figures
+    half = calculate({**facts, "utilisation": "0.5"}, date(2026, 11, 1)).figures
+    assert figures == half
+
+
+def test_what_is_no_share_takes_no_percent():
+    with pytest.raises(KprofError, match="50%"):
+        calculate({"price": "50%", "gpus": "8"}, date(2026, 11, 1))

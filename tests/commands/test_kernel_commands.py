@@ -277,3 +277,12 @@ def test_a_provider_that_cannot_run_here_is_a_clear_error(monkeypatch):
     monkeypatch.setattr("kprof.kernels.bench.measure.subject_of", missing)
     with pytest.raises(KprofError, match=r"rmsnorm by quack .*No module named 'quack'"):
         library.check_kernels(["rmsnorm"], "quack")
+
+
+def test_without_a_gpu_stored_choices_are_explained_and_who_runs_the_others(h200, monkeypatch):
+    h200({"forward": {"kprof": 2e4}, "training": {"kprof": 3e4}})
+    kernels("bench", ["relu_squared"], shape="8x8")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    forward, training, others = kernels("explain", ["relu_squared", "rmsnorm"]).sections
+    assert "NVIDIA H200" in forward.parts[0].text and "NVIDIA H200" in training.parts[0].text
+    assert [row[:2] for row in others.parts[1].rows] == [("rmsnorm", "kprof")]

@@ -265,3 +265,12 @@ def test_a_trace_without_steps_is_predicted_as_its_window():
     assert "window" not in section_of([prediction()]).parts[0].text
     assert table.columns[2].header == "Window"
     assert section_of([prediction()]).parts[1].columns[2].header == "Step"
+
+
+def test_a_question_that_cannot_be_understood_leaves_the_others_answered(run, capsys):
+    assert kprof("whatif", run, "kernel:k1=2", "kind:nothing=2", "--json") == 2
+    told = capsys.readouterr()
+    assert [one["target"] for one in json.loads(told.out)] == ["kernel:k1"]
+    assert "kind:nothing" in told.err
+    assert kprof("whatif", run, "kind:nothing=2") == 2
+    assert capsys.readouterr().out == ""

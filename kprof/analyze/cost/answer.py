@@ -9,7 +9,13 @@ from datetime import date
 from msgspec.structs import replace
 
 from kprof.analyze.cost.facts import Energy, Facts, Owning, Spot, option_of, unusual
-from kprof.analyze.cost.fleet import SECONDS_PER_HOUR, add_break_even, add_fleet, size_fleet
+from kprof.analyze.cost.fleet import (
+    SECONDS_PER_HOUR,
+    add_break_even,
+    add_fleet,
+    add_kept_gpus,
+    size_fleet,
+)
 from kprof.analyze.cost.gain import add_gain
 from kprof.analyze.cost.price import (
     HOURS_PER_MONTH,
@@ -44,6 +50,7 @@ ALL = (
     add_training,
     add_energy,
     add_gain,
+    add_kept_gpus,
 )
 RATES = ("tokens_per_s", "tokens_per_step")
 # A fact that changes nothing unless one of these is given beside it.
@@ -114,7 +121,8 @@ def _name_idle_facts(sheet: Sheet) -> None:
     for name, others in COMPANIONS.items():
         is_given = getattr(sheet.facts, name) not in (None, ON_DEMAND)
         is_served = name == "utilisation" and sheet.assumed.served is not None
-        if is_given and not is_served and not sheet.is_asked(*others):
+        is_kept = name in ("gpus", "utilisation") and sheet.price is not None
+        if is_given and not (is_served or is_kept) and not sheet.is_asked(*others):
             told = " or ".join(option_of(other) for other in others)
             sheet.missing.append(Missing(f"{option_of(name)} alone changes nothing", (told,)))
 

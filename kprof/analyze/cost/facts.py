@@ -241,7 +241,8 @@ def _range(least: float, most: float) -> str:
 def described(hint: object) -> str:
     """Return the meaning of a field with its range."""
     least, most, text = (detail(hint, what) for what in ("ge", "le", "description"))
-    return str(text) if least is None else f"{text} ({_range(least, most)})"
+    written = ", as 0.5 or 50%" if most == 1 else ""
+    return str(text) if least is None else f"{text} ({_range(least, most)}{written})"
 
 
 def facts_of(given: Mapping[str, object]) -> Facts:
@@ -272,10 +273,18 @@ def assumptions_of(toml: bytes, source: str) -> Assumptions:
 def _parsed(name: str, value: object) -> object:
     if name in TEXTS or not isinstance(value, (str, int, float)):
         return value
-    numbers = [_number(part) for part in str(value).split(",")]
+    is_share = name in FIELDS and detail(FIELDS[name].type, "le") == 1
+    parts = str(value).split(",")
+    numbers = [_share(part) if is_share and part.endswith("%") else _number(part) for part in parts]
     if name in BANDS and len(numbers) in (1, 3):
         return {"low": numbers[0], "mid": numbers[len(numbers) // 2], "high": numbers[-1]}
     return numbers[0] if len(numbers) == 1 and name != "demand" else numbers
+
+
+def _share(text: str) -> object:
+    """Return the share that `50%` is; any other text as it is."""
+    number = _number(text[:-1].strip())
+    return number / 100 if isinstance(number, (int, float)) else text
 
 
 def _number(text: str) -> object:

@@ -113,3 +113,19 @@ def add_break_even(sheet: Sheet) -> None:
     sheet.add(topic, "most that they serve", "tokens/month", most, "T * GPUs * 730 h")
     if sheet.figures[-2].mid > most:
         sheet.notes.append("The API is cheaper at any load that these GPUs can serve.")
+
+
+def add_kept_gpus(sheet: Sheet) -> None:
+    """Add what GPUs cost that are kept, where nothing else is known of their use."""
+    topic, facts, overhead = "Kept GPUs", sheet.facts, sheet.assumed.overhead
+    if sheet.figures or sheet.price is None or not sheet.is_asked("gpus", "utilisation"):
+        return
+    gpus = facts.gpus or 1
+    of_month = usd_per_month(gpus, 1, overhead)
+    sheet.add_usd(topic, f"an hour of {gpus:g}", "$", gpus * overhead, "P * overhead * GPUs")
+    sheet.add_usd(topic, f"a month of {gpus:g}", "$", of_month, "P * overhead * GPUs * 730 h")
+    if facts.utilisation is not None:
+        formula = "P * overhead / utilisation"
+        used = overhead / facts.utilisation.mid
+        sheet.add_usd(topic, "a GPU-hour in use", "$", used, formula)
+    sheet.notes.append("For the cost of tokens, give --tokens-per-s; of steps, --step-s.")

@@ -19,7 +19,7 @@ def warnings(facts=None, **assumptions):
     [
         ("price", ("0.009", "101", "2920")),
         ("baseline_price", ("2920",)),
-        ("utilisation", ("60", "60%", "-0.1")),
+        ("utilisation", ("60", "600%", "-0.1")),
         ("active_parameters", ("7", "70", "1e15")),
         ("training_tokens", ("15.6",)),
         ("api_price", ("0.000002", "20000")),
