@@ -1,0 +1,171 @@
+"""The technical report in a real browser: its first screen, tables, themes, widths and print."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+from kprof.commands.diff import diff_runs
+from kprof.open import open_trace
+from kprof.report.difference import sections_of_difference
+from kprof.report.html import write_html
+from kprof.report.section import sections_of
+from tests.report.browser import IS_AVAILABLE, browser
+from tests.section_traces import RICH
+
+IS_REQUIRED = os.environ.get("KPROF_BROWSER") == "required"
+AXE = importlib.util.find_spec("axe_playwright_python")
+RECORDINGS = Path(__file__).parents[1] / "data" / "h200"
+WIDTHS, SCHEMES = (420, 1280), ("light", "dark")
+FOLD_PX = 800
+PAGES = ("training", "launch-bound", "rich", "difference")
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not IS_AVAILABLE and not IS_REQUIRED, reason="needs Chromium and chromedriver: make browser"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """Return the addresses of the pages, written once."""
+    folder = tmp_path_factory.mktemp("pages")
+    training, compiled = RECORDINGS / "llama_train.json.gz", RECORDINGS / "compiled.json.gz"
+    traces = {
+        "training": open_trace(training),
+        "launch-bound": open_trace(RECORDINGS / "hf_generate.json.gz"),
+        "rich": RICH,
+    }
+    sections = {name: sections_of(trace) for name, trace in traces.items()}
+    sections["difference"] = sections_of_difference(diff_runs(training, compiled), 200)
+    for name, of in sections.items():
+        write_html(name, of, folder / f"{name}.html", "python train.py")
+    return {name: (folder / f"{name}.html").as_uri() for name in PAGES}
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory):
+    with browser(tmp_path_factory.mktemp("profile")) as started:
+        yield started
+
+
+@pytest.fixture
+def show(session, pages):
+    def visit(name, scheme="light", width=1280):
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        session.command("Emulation.setEmulatedMedia", media="", features=features)
+        session.resize(width, FOLD_PX)
+        session.visit(pages[name])
+
+    return visit
+
+
+DRAWN = "return document.querySelectorAll('.js-plotly-plot').length"
+FIGURES = "return document.querySelectorAll('figure[data-figure]').length"
+
+
+@pytest.mark.parametrize("name", ["training", "launch-bound"])
+def test_the_first_screen_holds_the_summary_with_the_changes(session, show, name):
+    show(name)
+    bottoms = session.run(
+        "return [...document.querySelectorAll('#summary > *')]"
+        ".map((one) => one.getBoundingClientRect().bottom)"
+    )
+    assert len(bottoms) >= 6
+    assert max(bottoms) <= FOLD_PX
+    assert session.run("return document.querySelectorAll('#summary .item').length") == 3
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_column_is_cut_and_nothing_is_complained_of(session, show, name, width):
+    session.complaints()
+    show(name, width=width)
+    beyond = (
+        "return [...document.querySelectorAll('main p, main td, main th, main dd, main li')]"
+        ".filter((one) => one.checkVisibility()"
+        " && one.getBoundingClientRect().right > innerWidth).length"
+    )
+    assert session.run(beyond) == 0
+    assert session.complaints() == []
+
+
+def test_a_printed_page_has_all_figures_and_folded_tables_without_scrolling(session, show):
+    show("training")
+    # Figures out of sight follow by themselves.
+    assert session.wait_until(f"return ({FIGURES[7:]}) === ({DRAWN[7:]})")
+    session.command("Emulation.setEmulatedMedia", media="print", features=[])
+    session.run("dispatchEvent(new Event('beforeprint'))")
+    assert session.run(FIGURES) >= 4
+    widths = "return [...document.querySelectorAll('.plot svg')].map((one) => one.clientWidth)"
+    assert 0 < max(session.run(widths)) <= 700
+    assert session.run("return [...document.querySelectorAll('details')].every((one) => one.open)")
+    session.run("dispatchEvent(new Event('afterprint'))")
+    assert not session.run("return document.querySelector('details').open")
+    assert len(session.print_pdf()) > 100_000
+
+
+def column(session, number, of="top-kernels"):
+    """Return the cells of a column of a section's table that are shown, in their order."""
+    return session.run(
+        f"return [...document.querySelector('#{of} table').tBodies[0].rows]"
+        f".filter((row) => row.checkVisibility()).map((row) => row.cells[{number}].textContent)"
+    )
+
+
+def test_a_click_on_a_header_sorts_by_amount_and_again_the_other_way(session, show):
+    show("training")
+    click = "document.querySelectorAll('#top-kernels th button')[4 + 1].click()"
+    before = column(session, 5)
+    session.run(click)
+    once = [in_ns(cell) for cell in column(session, 5) if cell != "—"]
+    assert once == sorted(once, reverse=True)
+    assert before != column(session, 5)
+    session.run(click)
+    assert column(session, 5) != once
+    state = "return document.querySelectorAll('#top-kernels th')[5].ariaSort"
+    assert session.run(state) == "ascending"
+
+
+def in_ns(cell):
+    number, unit = cell.removeprefix("≤ ").split(" ")
+    return float(number.replace(",", "")) * {"ns": 1, "µs": 1e3, "ms": 1e6}[unit]
+
+
+def test_words_filter_the_rows_of_a_table_also_those_that_were_not_shown(session, show):
+    show("training")
+    session.run(
+        "const words = document.querySelector('#top-kernels .tools input');"
+        "words.value = 'softmax fp32'; words.dispatchEvent(new Event('input'))"
+    )
+    names = column(session, 0)
+    assert 0 < len(names) < 12
+    assert all("softmax" in name.lower() for name in names)
+
+
+def test_the_sum_stays_below_a_sorted_table(session, show):
+    show("training")
+    session.run("document.querySelectorAll('#where-the-time-goes th button')[0].click()")
+    last = "return document.querySelector('#where-the-time-goes table').tFoot.rows[0].cells[1]"
+    assert session.run(f"{last}.textContent") == "100.0 %"
+
+
+@pytest.mark.skipif(AXE is None and not IS_REQUIRED, reason="needs axe: make browser")
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_axe_finds_nothing_that_keeps_anybody_out(session, show, width, scheme, name):
+    show(name, scheme, width)
+    assert session.wait_until(f"return ({FIGURES[7:]}) === ({DRAWN[7:]})")
+    script = Path(AXE.submodule_search_locations[0], "axe.min.js").read_text(encoding="utf-8")
+    session.run("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    session.run(f"{script}; axe.run().then((found) => {{ window.found = found; }})")
+    assert session.wait_until("return Boolean(window.found)")
+    violations = "return found.violations.map((v) => `${v.id}: ${v.nodes[0].html}`)"
+    assert session.run(violations) == []
