@@ -80,10 +80,13 @@ class Progress:
     def _update(self) -> None:
         if not self._is_shown:
             return
-        line = f"{self._stage}{self._time_left()}"
+        left_s = self._left_s()
+        line = (
+            self._stage if left_s is None else f"{self._stage}, about {max(left_s, 1):.0f} s left"
+        )
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=self._share(), description=line)
-        elif self._otherwise is not None:
+        elif self._otherwise is not None and (left_s is None or left_s >= PATIENCE_S):
             self._otherwise(line)
 
     def _share(self) -> float:
@@ -93,13 +96,10 @@ class Progress:
         names = list(STAGES)
         return sum(STAGES[name] for name in names[: names.index(self._stage)])
 
-    def _time_left(self) -> str:
-        """Return how long the rest takes, by the time of the stages before."""
+    def _left_s(self) -> float | None:
+        """Return how long the rest takes, by the time of the stages before; None: not known."""
         done = self._share()
-        if not done:
-            return ""
-        left_s = (time.monotonic() - self._began_s) * (1 - done) / done
-        return f", about {max(left_s, 1):.0f} s left"
+        return (time.monotonic() - self._began_s) * (1 - done) / done if done else None
 
 
 def _is_terminal() -> bool:

@@ -28,6 +28,9 @@ ORDER = 5
 # Segments of the bar; the smaller parts are one for activities and one for idle time.
 MOST_SEGMENTS = 6
 NUM_LIMITS = 3
+# A second limit of less than this share of the time is none to name.
+LEAST_LIMIT = 0.01
+TO_KNOW = "Counters tell: `kprof run --ncu SCRIPT`."
 OTHER, OTHER_IDLE = "other", "other idle"
 BOUNDS = {
     "memory": "memory bandwidth",
@@ -116,6 +119,9 @@ def _limit(summary: Summary) -> str:
     first, *others = summary.limits
     words = {**BOUNDS, **ON_THE_HOST} if summary.is_host_only else BOUNDS
     told = f"Limited by {_in_words(first, words)}: {format_share(first.share)} of {summary.whole}."
+    if first.kind == "bound" and first.name is None and not summary.is_host_only:
+        told += f" {TO_KNOW}"
+    others = [one for one in others if one.share >= LEAST_LIMIT]
     if second := [
         f"{_in_words(one, words)} ({format_share(one.share)})" for one in others[: NUM_LIMITS - 1]
     ]:
