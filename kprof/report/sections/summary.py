@@ -28,8 +28,11 @@ ORDER = 5
 # Segments of the bar; the smaller parts are one for activities and one for idle time.
 MOST_SEGMENTS = 6
 NUM_LIMITS = 3
+LONGEST_COMMAND = 60
 # A second limit of less than this share of the time is none to name.
 LEAST_LIMIT = 0.01
+NO_CAUSE = "idle time whose cause is not known"
+HOST_IDLE = "time between operators (Python code or waiting)"
 TO_KNOW = "Counters tell: `kprof run --ncu SCRIPT`."
 OTHER, OTHER_IDLE = "other", "other idle"
 BOUNDS = {
@@ -58,7 +61,7 @@ def _lead(summary: Summary) -> str:
     names = Counter(summary.devices)
     listed = [name if times == 1 else f"{times} times {name}" for name, times in names.items()]
     device = "the host CPU" if summary.is_host_only else ", ".join(listed) or "an unnamed device"
-    told = f"{summary.workload} on {device}"
+    told = f"{_cut(summary.workload)} on {device}"
     if not summary.time:
         return f"{told}: no time was recorded."
     takes = format_time(summary.whole_ns)
@@ -71,6 +74,11 @@ def _lead(summary: Summary) -> str:
         unrecorded = f", without recording {format_time(summary.unrecorded_ns)}"
     told += f": a step takes {takes}{unrecorded} (mean of {recorded}{ranks})."
     return f"{told}{_used(summary)}"
+
+
+def _cut(workload: str) -> str:
+    """Return a command whose first words name the workload; the section below has all of it."""
+    return workload if len(workload) <= LONGEST_COMMAND else f"{workload[: LONGEST_COMMAND - 1]}…"
 
 
 def _used(summary: Summary) -> str:
@@ -118,18 +126,21 @@ def _segment(
 def _limit(summary: Summary) -> str:
     first, *others = summary.limits
     words = {**BOUNDS, **ON_THE_HOST} if summary.is_host_only else BOUNDS
-    told = f"Limited by {_in_words(first, words)}: {format_share(first.share)} of {summary.whole}."
+    no_cause = HOST_IDLE if summary.is_host_only else NO_CAUSE
+    named = _in_words(first, words, no_cause)
+    told = f"Limited by {named}: {format_share(first.share)} of {summary.whole}."
     if first.kind == "bound" and first.name is None and not summary.is_host_only:
         told += f" {TO_KNOW}"
     others = [one for one in others if one.share >= LEAST_LIMIT]
     if second := [
-        f"{_in_words(one, words)} ({format_share(one.share)})" for one in others[: NUM_LIMITS - 1]
+        f"{_in_words(one, words, no_cause)} ({format_share(one.share)})"
+        for one in others[: NUM_LIMITS - 1]
     ]:
         told += f" Then {'; '.join(second)}."
     return told
 
 
-def _in_words(limit: LimitPart, bounds: Mapping[str, str]) -> str:
+def _in_words(limit: LimitPart, bounds: Mapping[str, str], no_cause: str) -> str:
     mostly = f", mostly {limit.mostly}" if limit.mostly else ""
     if limit.kind == "communication":
         return "communication"
@@ -140,7 +151,7 @@ def _in_words(limit: LimitPart, bounds: Mapping[str, str]) -> str:
             return f"activities whose bound is not known{mostly}"
         return f"{bounds.get(limit.name, limit.name)}{mostly}"
     if limit.name is None:
-        return "idle time whose cause is not known"
+        return no_cause
     meaning = MEANINGS.get(limit.name)
     return f"idle time, {limit.name}" + (f" ({meaning})" if meaning else "")
 
