@@ -10,10 +10,13 @@ import pytest
 
 from kprof.commands.diff import diff_runs
 from kprof.open import open_trace
+from kprof.report.comparison_sections import sections_of_comparison
 from kprof.report.difference import sections_of_difference
 from kprof.report.html import write_html
 from kprof.report.section import sections_of
+from tests.commands.test_cli import kprof
 from tests.report.browser import IS_AVAILABLE, browser
+from tests.report.partner_evidence import comparison_of
 from tests.section_traces import RICH
 
 IS_REQUIRED = os.environ.get("KPROF_BROWSER") == "required"
@@ -21,7 +24,7 @@ AXE = importlib.util.find_spec("axe_playwright_python")
 RECORDINGS = Path(__file__).parents[1] / "data" / "h200"
 WIDTHS, SCHEMES = (420, 1280), ("light", "dark")
 FOLD_PX = 800
-PAGES = ("training", "launch-bound", "rich", "difference")
+PAGES = ("training", "launch-bound", "rich", "difference", "comparison", "service")
 
 pytestmark = [
     pytest.mark.browser,
@@ -44,8 +47,13 @@ def pages(tmp_path_factory):
     }
     sections = {name: sections_of(trace) for name, trace in traces.items()}
     sections["difference"] = sections_of_difference(diff_runs(training, compiled), 200)
+    comparison = comparison_of(pairs=comparison_of().pairs * 4)
+    sections["comparison"] = sections_of_comparison(comparison)
     for name, of in sections.items():
         write_html(name, of, folder / f"{name}.html", "python train.py")
+    answers = RECORDINGS.parent / "responses" / "vllm.json"
+    service = str(folder / "service.html")
+    kprof("sla", answers, "--target", "ttft_p95<=200ms", "--out", service)
     return {name: (folder / f"{name}.html").as_uri() for name in PAGES}
 
 
