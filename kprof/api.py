@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kprof.findings import Finding
     from kprof.opened import Opened
     from kprof.report.section import Section
+    from kprof.report.summary import Summary
     from kprof.trace import Trace
 
 PACKAGE = "kprof_recorder"
@@ -70,12 +71,12 @@ class Run:
         return self._opened.trace
 
     @property
-    def summary(self) -> dict[str, Any]:
-        """Step time, utilisation, the parts of the time, findings and data quality in short."""
+    def summary(self) -> Summary:
+        """Step time, where it goes, what limits it, the best changes, and data quality."""
         from kprof.report.redaction import redacted
-        from kprof.report.result import summary_of
+        from kprof.report.summary import summarize
 
-        return redacted(summary_of(self.trace))
+        return redacted(summarize(self.trace))
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -112,9 +113,8 @@ class Run:
             return f"{named}: {self._not_yet.why if self._not_yet else 'not analyzed yet'}"
         from kprof.report.units import format_count, format_time
 
-        whole_ns, number = self.summary["whole_ns"], len(self.findings)
-        told = f"{self.summary['whole']} of {format_time(whole_ns)}"
-        return f"{named}: {told}, {format_count(number, 'finding')}"
+        summary, number = self.summary, format_count(len(self.findings), "finding")
+        return f"{named}: {summary.whole} of {format_time(summary.whole_ns)}, {number}"
 
     def _repr_html_(self) -> str:
         """Return the report for a notebook, without figures."""

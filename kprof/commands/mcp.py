@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from kprof.findings import Finding, Saving
-    from kprof.trace import Trace
+    from kprof.trace import MemoryPeak, Trace
 
 Answer = dict[str, Any]
 
@@ -38,6 +38,7 @@ MOST_TEXT = 400
 MOST_ITEMS = 40
 # Rows of one id; those that follow take too little time to explain anything.
 MOST_ROWS = 400
+MOST_HOLDERS = 8
 # Runs that stay in memory; the one that was used longest ago is closed first.
 MOST_RUNS = 8
 
@@ -153,6 +154,12 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - any plain data
 
 TOOLS = ("open", "summary", "findings", "explain", "diff", "whatif", "playbook", "ab")
 TABLES = ("kernels", "idle", "ranges")
+# Of a summary: its head, and what the findings tell in full.
+HEADLINE = (
+    *("workload", "devices", "num_ranks", "num_steps", "whole", "whole_ns"),
+    *("busy_share", "roofline_share", "doubts"),
+)
+OF_FINDINGS = ("changes", "num_changes", "together", "unexplained")
 
 
 class Tools:
@@ -215,35 +222,42 @@ class Tools:
         return trace
 
     def _headline(self, run: str) -> Answer:
-        from kprof.report.result import summary_of
+        from kprof.report.summary import summarize
 
         trace = self._trace(run)
-        summary = summary_of(trace)
+        summary = asdict(summarize(trace))
         number = len(trace.diagnosis.findings) if trace.diagnosis else 0
-        told = ("source", "command", "gpus", "num_ranks", "whole", "whole_ns", "busy_share")
         return {
             "type": "run",
             "id": run,
-            **{name: summary[name] for name in told},
+            "source": trace.meta.source,
+            **{name: summary[name] for name in HEADLINE},
+            "limits": summary["limits"][:3],
             "num_findings": number,
-            "data_quality": summary["data_quality"],
         }
 
     @_answering
     def summary(self, run: str) -> Answer:
         """Return utilisation, parts of the time, top kernels, idle causes, open questions."""
         from kprof.analyze.capture_quality.unanswered import find_unanswered
-        from kprof.report.result import records, summary_of
+        from kprof.analyze.roofline.utilisation import measure_utilisation
+        from kprof.report.result import records
+        from kprof.report.summary import summarize
 
         trace = self._trace(run)
-        summary = {name: one for name, one in summary_of(trace).items() if name != "findings"}
+        utilisation = measure_utilisation(trace)
+        summary = {k: v for k, v in asdict(summarize(trace)).items() if k not in OF_FINDINGS}
         kernels = records(_kernel_groups(trace).head(10))
         causes = records(_cause_groups(trace))
         open_questions = find_unanswered(trace)
         return {
             "type": "summary",
             "id": run,
+            "source": trace.meta.source,
             **summary,
+            "mfu": utilisation.mfu.value,
+            "mbu": utilisation.mbu.value,
+            **({"memory": list(map(_peak, trace.meta.memory))} if trace.meta.memory else {}),
             "kernels": _with_ids(kernels, f"{run}/kernel"),
             "idle": _with_ids(causes, f"{run}/cause"),
             "open_questions": [
@@ -600,6 +614,11 @@ def _row(trace: Trace, number: int, run: str, table: str) -> Answer:
         raise KprofError(f"{table} has no row {number}", fix=f"it has {len(frame)}")
     (row,) = records(frame.iloc[[number]])
     return {"type": "row", "table": table, **_known(row, table, run)}
+
+
+def _peak(peak: MemoryPeak) -> Answer:
+    """Return a peak of memory with its largest holders."""
+    return {**asdict(peak), "holders": [asdict(one) for one in peak.holders[:MOST_HOLDERS]]}
 
 
 def _predictions(answers: Sequence[Any]) -> list[Answer]:

@@ -75,56 +75,6 @@ def result_of(trace: Trace, ledger: Ledger) -> dict[str, object]:
     }
 
 
-# Parts of the time and findings in a summary: the rest is small, and in the result.
-NUM_SUMMED = 8
-
-
-def summary_of(trace: Trace) -> dict[str, object]:
-    """Return the figures that a reader asks for first, as plain data; unknown as None.
-
-    `time` splits the whole by kind of activity and cause of idle time, largest first; a part of
-    None is idle time without a known cause. Shares are of the whole.
-    """
-    whole, utilisation = denominator(trace), measure_utilisation(trace)
-    times = split_steps(trace).groupby(["part", "is_idle"], dropna=False)["time_ns"].sum()
-    largest = times.sort_values(ascending=False, kind="stable")
-    diagnosis = trace.diagnosis
-    return {
-        "source": trace.meta.source,
-        "command": trace.meta.command_line,
-        "gpus": [gpu.name for gpu in trace.gpus],
-        "num_ranks": trace.meta.num_ranks,
-        "whole": whole_of(trace),
-        "whole_ns": whole.step_ns,
-        "busy_share": utilisation.busy.value,
-        "mfu": utilisation.mfu.value,
-        "mbu": utilisation.mbu.value,
-        "roofline_share": utilisation.roofline.value,
-        "time": [
-            {
-                "part": None if pd.isna(part) else part,
-                "is_idle": bool(is_idle),
-                "share": int(time_ns) / whole.time_ns if whole.time_ns else None,
-            }
-            for (part, is_idle), time_ns in largest.head(NUM_SUMMED).items()
-        ],
-        "findings": [
-            {
-                "rule": one.rule,
-                "claim": one.claim,
-                "saving_low_ns": one.saving.low_ns if one.saving else None,
-                "saving_high_ns": one.saving.high_ns if one.saving else None,
-            }
-            for one in (diagnosis.findings[:NUM_SUMMED] if diagnosis else ())
-        ],
-        "data_quality": [
-            f"{check.name}: {check.evidence}"
-            for check in audit(trace)
-            if check.verdict not in ("good", "unknown")
-        ],
-    }
-
-
 def _denominator(trace: Trace) -> dict[str, object]:
     whole = denominator(trace)
     return {**asdict(whole), "step_ns": whole.step_ns, "whole": whole_of(trace)}

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from kprof.cli import run_command_line
 from kprof.commands.mcp import MOST_BYTES, TOOLS, Tools, encode, server
 from kprof.comparison import Claim, Comparison, Interval, Metric, Plan, save
 from kprof.storage import save as save_trace
+from kprof.trace import MemoryHolder, MemoryPeak
 from tests.planted.machine import Machine
 from tests.planted.workloads import PLANTED
 from tests.section_traces import RICH
@@ -191,6 +193,20 @@ def test_reading_writes_nothing(run):
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
+def test_the_summary_has_the_holders_of_memory(tmp_path):
+    holder = MemoryHolder("activations", "layers.0", 300, 2, "time")
+    peak = MemoryPeak(0, 300, 4096, (holder,))
+    (tmp_path / "x.kprof").mkdir()
+    save_trace(replace(RICH, meta=replace(RICH.meta, memory=(peak,))), tmp_path / "x.kprof")
+
+    async def read(client):
+        await client("open", path="x.kprof")
+        return await client("summary", run="r1")
+
+    (told,) = asked(tmp_path, read)["memory"]
+    assert (told["requested_bytes"], told["holders"][0]["place"]) == (300, "layers.0")
+
+
 def test_whatif_predicts_each_change_and_all_together(run):
     async def predict(client):
         await client("open", path="rich.kprof")
@@ -244,6 +260,33 @@ def test_the_verdict_of_a_saved_comparison_is_read(tmp_path):
         "high": 0.92,
         "why": "",
     }
+
+
+def test_a_script_is_compared_and_the_budget_shrinks(tmp_path, monkeypatch):
+    step = Metric("step", "ms")
+    claim = Claim(step, "SAME", 24)
+    (tmp_path / "kept").mkdir()
+    save(Comparison("x", "A", "B", Plan((step,)), (), (claim,), ""), tmp_path / "kept")
+    (tmp_path / "train.py").touch()
+    # In the place of Python: `kprof ab` that keeps what it was told, and has a verdict at once.
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\necho "$@" > {tmp_path}/told\n'
+        f'while [ "$1" != --out ]; do shift; done\ncp -r {tmp_path}/kept "$2"\n'
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    options = ["--swap", "rmsnorm"]
+
+    async def run(client):
+        return await client("ab", script="train.py", arguments=["--lr", "3"], options=options)
+
+    answer = asked(tmp_path, run, budget_s=60.0)
+    assert (answer["type"], answer["claims"][0]["verdict"]) == ("verdict", "SAME")
+    assert 50 <= answer["budget_left_s"] <= 60
+    told = (tmp_path / "told").read_text().split()
+    assert told[:5] == ["-m", "kprof", "ab", *options]
+    assert told[-3:] == [str(tmp_path / "train.py"), "--lr", "3"]
 
 
 def test_a_run_of_a_script_ends_with_its_budget(tmp_path):
