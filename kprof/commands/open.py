@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kprof.commands import Answer, ShowSecrets, say
+from kprof.commands import Answer, ShowSecrets, refuse_idle_options, say
 from kprof.errors import KprofError, TraceError
 from kprof.report.redaction import secrets_shown
 
@@ -44,6 +44,8 @@ def open(
     from kprof.collect.memory_snapshot import is_snapshot
 
     if len(paths) == 1 and is_snapshot(paths[0]):
+        idle = {"out": out, "force": force, "perfetto": perfetto}
+        refuse_idle_options("a memory snapshot", idle, set())
         return _memory_of(paths[0], json=json)
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
     from kprof.opened import open_run

@@ -174,8 +174,10 @@ def _findings(trace: Trace, begin_ns: int, end_ns: int, flows: Flows) -> Track:
     assert trace.diagnosis is not None
     proofs: dict[int, list[Slice]] = defaultdict(list)
     told = [_told(one) for one in trace.diagnosis.findings]
+    tables = {table for table, _ in flows}
+    times = {table: _times_of(trace, table) for table in tables}
     for (table, row), found in flows.items():
-        start_ns, duration_ns = _time_of(trace, table, row)
+        start_ns, duration_ns = times[table][row].tolist()
         start_ns -= begin_ns
         for position, number in found:
             arguments = (*told[position], (f"{table} row", row))
@@ -191,9 +193,9 @@ def _findings(trace: Trace, begin_ns: int, end_ns: int, flows: Flows) -> Track:
     return Track("Findings", tracks=tracks)
 
 
-def _time_of(trace: Trace, table: Table, row: int) -> tuple[int, int]:
-    times = getattr(trace, table)[["start_ns", "duration_ns"]].iloc[row]
-    return int(times["start_ns"]), int(times["duration_ns"])
+def _times_of(trace: Trace, table: Table) -> np.ndarray:
+    times: np.ndarray = getattr(trace, table)[["start_ns", "duration_ns"]].to_numpy(np.int64)
+    return times
 
 
 def _told(finding: Finding) -> tuple[Argument, ...]:
@@ -377,9 +379,7 @@ def _fits(one: Slice, ends: list[int], *, nest: bool) -> bool:
 VARINT, FIXED64, BYTES = 0, 1, 2
 
 
-def _varint(value: int) -> bytes:
-    if value < 128:
-        return value.to_bytes(1, "little")
+def _long_varint(value: int) -> bytes:
     digits = bytearray()
     while value > 127:
         digits.append(value & 127 | 128)
@@ -388,12 +388,25 @@ def _varint(value: int) -> bytes:
     return bytes(digits)
 
 
+# Most numbers are small: lengths, and numbers of fields and texts.
+SHORT_VARINTS = tuple(map(_long_varint, range(1 << 14)))
+
+
+def _varint(value: int) -> bytes:
+    return SHORT_VARINTS[value] if value < len(SHORT_VARINTS) else _long_varint(value)
+
+
+@cache
+def _tag(number: int, wire_type: int) -> bytes:
+    return _varint(number << 3 | wire_type)
+
+
 def _int(number: int, value: int) -> bytes:
-    return _varint(number << 3 | VARINT) + _varint(value & 0xFFFF_FFFF_FFFF_FFFF)
+    return _tag(number, VARINT) + _varint(value & 0xFFFF_FFFF_FFFF_FFFF)
 
 
 def _bytes(number: int, value: bytes) -> bytes:
-    return _varint(number << 3 | BYTES) + _varint(len(value)) + value
+    return _tag(number, BYTES) + _varint(len(value)) + value
 
 
 def _text(number: int, value: str) -> bytes:
@@ -401,11 +414,11 @@ def _text(number: int, value: str) -> bytes:
 
 
 def _fixed64(number: int, value: int) -> bytes:
-    return _varint(number << 3 | FIXED64) + struct.pack("<Q", value)
+    return _tag(number, FIXED64) + struct.pack("<Q", value)
 
 
 def _double(number: int, value: float) -> bytes:
-    return _varint(number << 3 | FIXED64) + struct.pack("<d", value)
+    return _tag(number, FIXED64) + struct.pack("<d", value)
 
 
 @cache
@@ -433,6 +446,8 @@ class _Interned:
     def __init__(self) -> None:
         self._known: dict[tuple[int, str], int] = {}
         self._new: list[bytes] = []
+        self.annotations: dict[Argument, bytes] = {}
+        """Arguments with texts, as they were written before."""
 
     def __call__(self, table: int, text: str) -> int:
         """Return the number of `text` in a table of InternedData."""
@@ -507,10 +522,15 @@ def _events(lane: list[Slice], uuid: int, head: bytes, interned: _Interned) -> I
 
 def _annotation(argument: Argument, interned: _Interned) -> bytes:
     name, value = argument
-    key = _int(KEY_ID, interned(KEYS, name))
     if isinstance(value, int):
+        key = _int(KEY_ID, interned(KEYS, name))
         return _bytes(ANNOTATION, key + _int(INT_VALUE, value))
-    return _bytes(ANNOTATION, key + _int(TEXT_ID, interned(STRINGS, value)))
+    known = interned.annotations.get(argument)
+    if known is None:
+        key = _int(KEY_ID, interned(KEYS, name))
+        known = _bytes(ANNOTATION, key + _int(TEXT_ID, interned(STRINGS, value)))
+        interned.annotations[argument] = known
+    return known
 
 
 def _as_json(processes: Sequence[Track]) -> Iterator[bytes]:

@@ -243,3 +243,8 @@ def test_a_memory_snapshot_is_opened_without_a_run_folder(here, capfd):
 def test_a_pickle_that_is_no_snapshot_is_one_clear_error(here, kprof):
     memory_snapshots.write(here / "a.pickle", {"segments": 3})
     assert "a.pickle" in one_clear_error(kprof("a.pickle"))
+
+
+def test_an_option_that_a_memory_snapshot_has_no_use_for_is_refused(here, kprof):
+    memory_snapshots.write(here / "a.pickle", memory_snapshots.snapshot())
+    assert "--out" in one_clear_error(kprof("a.pickle", "--out", "b.kprof"))
