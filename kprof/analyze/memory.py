@@ -214,7 +214,7 @@ def _holder_of(
     """Return category and place of an allocation, and what tells it."""
     if id(one) in owners:
         return owners[id(one)], "", BY_ADDRESS
-    if one.size in WORKSPACE_BYTES and not _own_frames(one.frames):
+    if one.size in WORKSPACE_BYTES and not _own_frame(one.frames):
         return WORKSPACES, "", BY_SIZE
     if one.begin is not None and one.begin.time_ns is not None and ranges:
         return _by_time(one.begin.time_ns, ranges)
@@ -222,7 +222,7 @@ def _holder_of(
         return _by_stack(one.frames)
     if one.begin is None:
         return "allocated before the recording", "", UNKNOWN
-    return "without a Python stack, such as in backward", "", BY_STACK
+    return "without a stack", "", BY_STACK
 
 
 def _by_time(time_ns: int, ranges: Sequence[Range]) -> tuple[str, str, str]:
@@ -241,30 +241,49 @@ def _by_time(time_ns: int, ranges: Sequence[Range]) -> tuple[str, str, str]:
     return "allocated outside of every phase", "", BY_TIME
 
 
-_LIBRARY = re.compile(r"[/\\](torch|site-packages|dist-packages)[/\\]|^<|importlib")
+_LIBRARY = re.compile(r"[/\\](torch|site-packages|dist-packages)[/\\]|^<frozen")
+_IN_OPTIM, _IN_MODULES = (
+    re.compile(rf"torch[/\\]{of}") for of in (r"optim[/\\]", r"nn[/\\]modules")
+)
 _MAKES_PARAMETERS = {"__init__", "reset_parameters", "_apply", "convert", "to", "cuda"}
+# Functions of torch in C++, which a history with all stacks has.
+_OF_TORCH = (
+    (re.compile("getNewWorkspace|Blas(Lt)?Workspace|CurrentCUDABlas(Lt)?Handle"), WORKSPACES),
+    (re.compile("AccumulateGrad"), OWNERS["gradients"]),
+    (re.compile("autograd::Engine|evaluate_function"), TEMPORARIES),
+)
 
 
 def _by_stack(frames: Sequence[Frame]) -> tuple[str, str, str]:
-    """Return what the Python stack of an allocation says."""
-    own = _own_frames(frames)
-    place = f"{own.filename.rpartition('/')[2]}:{own.line} {own.name}" if own else ""
-    names = {frame.name for frame in frames}
-    in_optim = [f.name for f in frames if re.search(r"torch[/\\]optim[/\\]", f.filename)]
-    if in_optim:
-        makes_state = any("init" in name for name in in_optim)
-        return OWNERS["optimizer"] if makes_state else OF_OPTIMIZER, "", BY_STACK
-    if names & {"backward", "_engine_run_backward"}:
-        return TEMPORARIES, place, BY_STACK
-    if "forward" in names:
-        return ACTIVATIONS, place, BY_STACK
-    in_modules = {f.name for f in frames if re.search(r"torch[/\\]nn[/\\]modules", f.filename)}
-    if in_modules & _MAKES_PARAMETERS:
-        return OWNERS["parameters"], place, BY_STACK
-    return "other", place, BY_STACK
+    """Return what the stack of an allocation says: the innermost frame that tells decides."""
+    said: Iterator[str] = (category for frame in frames if (category := _said_by(frame)))
+    category = next(said, "other")
+    own = _own_frame(frames)
+    if own is None or category in _WITHOUT_PLACE:
+        return category, "", BY_STACK
+    place = f"{own.filename.rpartition('/')[2]}:{own.line} {own.name}"
+    return category, place, BY_STACK
 
 
-def _own_frames(frames: Sequence[Frame]) -> Frame | None:
-    """Return the innermost frame that is of no library; None where there is none."""
-    own: Iterator[Frame] = (one for one in frames if not _LIBRARY.search(one.filename))
+_WITHOUT_PLACE = (OWNERS["optimizer"], OF_OPTIMIZER, WORKSPACES)
+
+
+def _said_by(frame: Frame) -> str:
+    """Return the category that a frame tells; empty where it tells none."""
+    if _IN_OPTIM.search(frame.filename):
+        return OWNERS["optimizer"] if "init" in frame.name else OF_OPTIMIZER
+    if frame.name in ("backward", "_engine_run_backward"):
+        return TEMPORARIES
+    if frame.name == "forward":
+        return ACTIVATIONS
+    if _IN_MODULES.search(frame.filename) and frame.name in _MAKES_PARAMETERS:
+        return OWNERS["parameters"]
+    return next((told for pattern, told in _OF_TORCH if pattern.search(frame.name)), "")
+
+
+def _own_frame(frames: Sequence[Frame]) -> Frame | None:
+    """Return the innermost frame of Python that is of no library; None where there is none."""
+    own: Iterator[Frame] = (
+        one for one in frames if one.filename.endswith(".py") and not _LIBRARY.search(one.filename)
+    )
     return next(own, None)

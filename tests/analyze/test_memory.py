@@ -126,6 +126,36 @@ def test_without_notes_and_ranges_the_python_stack_tells():
     }
 
 
+def in_cpp(name):
+    return Frame("??", 0, name)
+
+
+def test_functions_of_torch_in_a_stack_tell_what_python_does_not():
+    engine = in_cpp("torch::autograd::Engine::evaluate_function(...)")
+    blocks = [
+        Block(1, 1, (in_cpp("at::cuda::(anonymous)::getNewWorkspace()"), LINEAR, MODEL)),
+        Block(2, 2, (in_cpp("torch::autograd::AccumulateGrad::apply(...)"), engine)),
+        Block(3, 4, (in_cpp("at::native::empty_cuda(...)"), engine)),
+        Block(4, 8, (in_cpp("at::native::empty_cuda(...)"),)),
+    ]
+    assert holders(find_peak(history(blocks=blocks))) == {
+        ("workspaces", ""): 1,
+        ("gradients", ""): 2,
+        ("temporaries of backward", ""): 4,
+        ("other", ""): 8,
+    }
+
+
+def test_the_innermost_of_forward_and_backward_decides():
+    # A checkpoint runs the forward pass again within backward.
+    again, in_forward = (MODEL, BACKWARD), (BACKWARD, MODEL)
+    blocks = [Block(1, 1, again), Block(2, 2, in_forward)]
+    assert holders(find_peak(history(blocks=blocks))) == {
+        ("activations", "model.py:30 forward"): 1,
+        ("temporaries of backward", "model.py:30 forward"): 2,
+    }
+
+
 def test_a_workspace_of_cublas_is_known_by_its_size_alone_where_nothing_else_tells():
     peak = find_peak(history(blocks=[Block(1, 8_519_680), Block(2, 8_519_680, (BUILD,))]))
     assert holders(peak) == {
