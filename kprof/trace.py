@@ -8,7 +8,7 @@ never rewrite a measured one. Unknown is missing, never 0.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from pathlib import Path
@@ -297,6 +297,11 @@ class Caveat:
 
     def __str__(self) -> str:
         return self.text
+
+    @classmethod
+    def read(cls, saved: str | Mapping[str, str]) -> Caveat:
+        """Read a caveat from JSON; older versions saved the text alone."""
+        return cls("saved", saved) if isinstance(saved, str) else cls(saved["id"], saved["text"])
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,16 @@ import numpy as np
 
 from kprof.analyze.sla.responses import NO_TIMES, Load, Response, Responses
 from kprof.errors import KprofError
+from kprof.trace import Caveat
 
 ONE_BY_ONE = Load(
     "closed", "1 at a time", "no network and no queue: prompts came one by one in this process"
 )
 TOOL = "kprof.measure_generation"
+WARMED_UP = Caveat(
+    "same_prompts_warmed_up",
+    "the process was warmed up with the same prompts that were then measured",
+)
 
 Generate = Callable[..., Any]
 
@@ -73,8 +78,7 @@ def measure_generation(
         raise KprofError(problem, fix="see that the function generates from these prompts")
     named = generate.func if isinstance(generate, partial) else generate
     name = getattr(named, "__qualname__", type(named).__name__)
-    doubts = ("the process was warmed up with the same prompts that were then measured",)
-    return Responses(name, TOOL, ONE_BY_ONE, tuple(rows), doubts if num_warm_up else ())
+    return Responses(name, TOOL, ONE_BY_ONE, tuple(rows), (WARMED_UP,) if num_warm_up else ())
 
 
 def _measure(

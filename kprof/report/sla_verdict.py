@@ -143,7 +143,7 @@ def sections_of_sla(judged: Judged, *, for_page: bool = False) -> list[Section]:
     if for_page and judged.runs:
         sections += _curves(judged)
     if assessment.doubts:
-        notes = tuple(Text(_sentence(doubt)) for doubt in assessment.doubts)
+        notes = tuple(Text(_sentence(doubt.text)) for doubt in assessment.doubts)
         sections.append(Section(NOTES, ORDER, notes))
     return sections
 
@@ -324,7 +324,7 @@ def result_of_sla(judged: Judged) -> dict[str, object]:
         ],
         "late_p99_ns": lag_of(judged.runs),
         "gpus": assessment.num_gpus,
-        "doubts": list(assessment.doubts),
+        "doubts": [asdict(doubt) for doubt in assessment.doubts],
         "curves": _curves_kept(judged),
     }
 

@@ -19,6 +19,7 @@ from kprof.findings import Diagnosis, Finding, Saving
 from kprof.kernels.correctness.levels import GateReport, Level, Measure, not_run
 from kprof.report.partner.evidence import Evidence
 from kprof.report.sla_verdict import Judged as JudgedLevel
+from kprof.trace import Caveat
 from tests.traces import analyzed_trace_of
 
 STEP = Metric("step time", "ns")
@@ -81,7 +82,7 @@ def run_of(*findings, kernel="gemm_kernel", **meta):
 def level_of(verdict="MET", text="ttf64_p99<=100ms", high=95e6, **more):
     """Build a service level of one target, measured at 90 ms."""
     judgement = Judgement(parse_target(text), verdict, "so it is", 90e6, 85e6, high, 1200, 1200)
-    assessment = Assessment((judgement,), more.get("doubts", ()))
+    assessment = Assessment((judgement,), tuple(map(Caveat.read, more.get("doubts", ()))))
     return JudgedLevel("result.json", assessment, curves=curves_of(text))
 
 

@@ -50,7 +50,7 @@ from kprof.analyze.sla.target_verdict import (
     not_measured,
 )
 from kprof.analyze.sla.targets import Target, TargetError
-from kprof.trace import Trace
+from kprof.trace import Caveat, Trace
 
 LONGEST_SPELL_S = 10.0
 """The longest slow spell of a service that is assumed where nothing else is told."""
@@ -67,7 +67,7 @@ class Assessment:
     """A target and its verdict, with the measurement."""
 
     judgements: tuple[Judgement, ...]
-    doubts: tuple[str, ...] = ()
+    doubts: tuple[Caveat, ...] = ()
     num_gpus: int | None = None
     spell_s: float | None = None
     """The longest slow spell on which "met" rests; missing: none is assumed."""
@@ -274,18 +274,18 @@ def _judge(target: Target, sample: Sample) -> Judgement:
     return judge_times(target, [sample])
 
 
-def _sample(trace: Trace, times: StepTimes) -> tuple[Sample, tuple[str, ...]]:
-    by_whom = f"steps are timed by {times.clock}"
+def _sample(trace: Trace, times: StepTimes) -> tuple[Sample, tuple[Caveat, ...]]:
+    by_whom = Caveat("step_clock", f"steps are timed by {times.clock}")
     if times.unrecorded_ns:
         values = np.array(times.unrecorded_ns, np.float64)
         cost = measure_cost(trace)
         slower = f", each {cost.difference}" if cost and cost.is_known else ""
         recorded = f"left out: {len(times.recorded_ns)} steps that were recorded{slower}"
-        return Sample(values, values), (by_whom, recorded)
+        return Sample(values, values), (by_whom, Caveat("recorded_steps_left_out", recorded))
     values = np.array(times.recorded_ns, np.float64)
     doubt = (
         "every step here was recorded, which slows a step down by a share that this run does not "
         "tell: met is met, but none counts as missed. Let the workload go on after the recording, "
         "then later steps are timed as well"
     )
-    return Sample(np.zeros_like(values), values), (by_whom, doubt)
+    return Sample(np.zeros_like(values), values), (by_whom, Caveat("all_steps_recorded", doubt))

@@ -11,6 +11,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from kprof.trace import Caveat
+
 Times = npt.NDArray[np.int64]
 Outcome = Literal["answered", "failed", "cancelled"]
 LoadKind = Literal["open", "closed", "unknown"]
@@ -70,5 +72,5 @@ class Responses:
     tool: str
     load: Load
     rows: tuple[Response, ...]
-    doubts: tuple[str, ...] = ()
-    """Questions that the file leaves open, a sentence each."""
+    doubts: tuple[Caveat, ...] = ()
+    """Questions that the file leaves open."""

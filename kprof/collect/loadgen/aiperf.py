@@ -20,6 +20,7 @@ from kprof.collect.load_results import (
     without_details,
 )
 from kprof.errors import KprofError, counted
+from kprof.trace import Caveat
 
 TOOL = "AIPerf"
 RECORDS = "profile_export.jsonl"
@@ -124,7 +125,8 @@ def read(path: Path) -> list[Responses]:
     if not by_phase:
         raise without_details(records, TOOL, "record it again: no request of it was measured")
     config = _config_of(records.with_name(SUMMARY))
-    doubts = (f"left out: {counted(num_warm_up, 'request')} of the warm-up",) if num_warm_up else ()
+    left_out = f"left out: {counted(num_warm_up, 'request')} of the warm-up"
+    doubts = (Caveat("warm_up_left_out", left_out),) if num_warm_up else ()
     places = sorted(by_phase, key=lambda place: -1 if place is None else place)
     return [_run_of(by_phase[place], config, place, records.name, doubts) for place in places]
 
@@ -141,7 +143,7 @@ def _config_of(summary: Path) -> _Config:
 
 
 def _run_of(
-    rows: list[_Record], config: _Config, place: int | None, source: str, doubts: tuple[str, ...]
+    rows: list[_Record], config: _Config, place: int | None, source: str, doubts: tuple[Caveat, ...]
 ) -> Responses:
     """Return the requests of one phase: a load of its own."""
     phase = _phase_at(config, place)

@@ -12,11 +12,15 @@ import numpy as np
 
 from kprof.analyze.sla.responses import NO_TIMES, Load, Outcome, Response, Responses
 from kprof.collect.load_results import damaged, decode, read_bytes, took_ns, without_details
+from kprof.trace import Caveat
 
 TOOL = "genai-bench"
 OPTION = "name the file of one scenario and concurrency in the experiment's folder"
 UNIT_NS = {"s": 1e9, "ms": 1e6}
-NO_SENDING = "genai-bench does not record when requests were sent: no rates, no length of the load"
+NO_SENDING = Caveat(
+    "no_sending_times",
+    "genai-bench does not record when requests were sent: no rates, no length of the load",
+)
 
 
 class _Request(msgspec.Struct):

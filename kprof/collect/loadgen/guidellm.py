@@ -14,6 +14,7 @@ import numpy as np
 from kprof.analyze.sla.responses import NO_TIMES, Load, LoadKind, Outcome, Response, Responses
 from kprof.collect.load_results import damaged, decode, in_ns, read_bytes, without_details
 from kprof.errors import counted
+from kprof.trace import Caveat
 
 TOOL = "GuideLLM"
 OPTION = "record the requests: leave out the option that samples them (sample_requests)"
@@ -232,6 +233,7 @@ def _load(strategy: _Strategy) -> tuple[LoadKind, str]:
     return "unknown", "load not recorded"
 
 
-def _doubts(num_unsent: int) -> tuple[str, ...]:
+def _doubts(num_unsent: int) -> tuple[Caveat, ...]:
     """Say what is left out: a request without a start, when the load ended, was never sent."""
-    return (f"left out: {counted(num_unsent, 'request')} that never began",) if num_unsent else ()
+    left_out = f"left out: {counted(num_unsent, 'request')} that never began"
+    return (Caveat("unsent_left_out", left_out),) if num_unsent else ()

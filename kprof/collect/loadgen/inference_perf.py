@@ -14,6 +14,7 @@ import numpy as np
 from kprof.analyze.sla.responses import NO_TIMES, Load, Response, Responses, Times
 from kprof.collect.load_results import decode, in_ns, read_bytes, took_ns, without_details
 from kprof.errors import KprofError
+from kprof.trace import Caveat
 
 TOOL = "inference-perf"
 RECORDS = "per_request_lifecycle_metrics.json"
@@ -23,10 +24,11 @@ BEGINNING = re.compile(
     rb'\s*\[\s*\{\s*"start_time":[^,]*,\s*"end_time":[^,]*,\s*'
     rb'"(request|response|info|computed_metrics|error)":'
 )
-NO_SCHEDULE = (
+NO_SCHEDULE = Caveat(
+    "no_stages",
     "inference-perf does not record when a request was due or which stage it belongs to, and the "
     "reports of its stages are not beside the file: a client that sent too late, and loads of "
-    "several stages, go unnoticed"
+    "several stages, go unnoticed",
 )
 LATEST = (
     "inference-perf records how late the latest request of a stage was sent, and each counts as "

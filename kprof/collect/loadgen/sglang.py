@@ -21,27 +21,31 @@ from kprof.collect.load_results import (
     requests_of,
     response_of,
 )
+from kprof.trace import Caveat
 
 TOOL = "SGLang bench_serving"
 OPTION = "record with `python -m sglang.bench_serving --output-details --output-file FILE`"
 NOT_A_NUMBER = re.compile(rb"(:\s*)(-?Infinity|NaN)(?=\s*[,}])")
 SPREADS = ("sglang", "sglang-native")
 """Backends that divide the gap before a chunk among its tokens; the others keep a gap a chunk."""
-NO_SENDING = (
+NO_SENDING = Caveat(
+    "no_sending_times",
     "SGLang's bench_serving does not record when requests were sent: no rates, no length of the "
-    "load"
+    "load",
 )
 NO_WAIT = (
     "the file does not say how long requests waited in the client for a place among those that "
     "run at a time, so no time from when they were due is met"
 )
-NO_USAGE = (
+NO_USAGE = Caveat(
+    "no_usage",
     "with an OpenAI backend, SGLang records the length that it asked for where the service reports "
-    "no usage; the texts hold another number of tokens, so the lengths are not used"
+    "no usage; the texts hold another number of tokens, so the lengths are not used",
 )
-MAY_BE_ASKED_FOR = (
+MAY_BE_ASKED_FOR = Caveat(
+    "maybe_no_usage",
     "with an OpenAI backend, SGLang records the length that it asked for where the service reports "
-    "no usage: output tokens may be fewer, by as many as its own count of the texts differs"
+    "no usage: output tokens may be fewer, by as many as its own count of the texts differs",
 )
 COUNTS_AGREE = 0.05
 """Share by which SGLang's count of the texts differs from tokens that a service reports."""

@@ -21,8 +21,13 @@ from kprof.collect.load_results import (
     response_of,
     took_ns,
 )
+from kprof.trace import Caveat
 
 TOOL = "vllm bench serve"
+NO_SENDING = Caveat(
+    "no_sending_times",
+    "this version of vLLM does not record when requests were sent: no rates, no lateness",
+)
 NOT_KNOWN = (
     "the file does not say how long requests waited in the client for a place among those that "
     "run at a time, so no time from when they were due is met; record it with a newer vLLM"
@@ -178,16 +183,15 @@ def _arrived(request: Request, sent_ns: int) -> Arrived:
     return Arrived(chunk_ns, end_ns=max(last_ns, ended_ns or 0))
 
 
-def _doubts(result: _Result, rows: tuple[Response, ...]) -> list[str]:
+def _doubts(result: _Result, rows: tuple[Response, ...]) -> list[Caveat]:
     doubts = []
     if result.start_times is None:
-        doubts.append(
-            "this version of vLLM does not record when requests were sent: no rates, no lateness"
-        )
+        doubts.append(NO_SENDING)
     answered = sum(row.outcome == "answered" for row in rows)
     if result.completed is not None and result.completed != answered:
-        doubts.append(
+        differ = (
             f"the file says that {result.completed:,} requests were completed, its lists hold "
             f"{answered:,} answers with tokens; the others count as failed"
         )
+        doubts.append(Caveat("counts_differ", differ))
     return doubts

@@ -21,7 +21,7 @@ from kprof.analyze.sla.targets import parse_target
 from kprof.comparison import Comparison, Interval
 from kprof.kernels.correctness.levels import GateReport
 from kprof.report.sla_verdict import Judged
-from kprof.trace import Trace
+from kprof.trace import Caveat, Trace
 
 T = TypeVar("T")
 
@@ -180,7 +180,7 @@ def _kind_of(content: Any) -> Kind | None:  # noqa: ANN401 - any JSON
 def service_level_in(content: Plain, source: str = "") -> Judged:
     """Read what `kprof sla --json` printed."""
     judgements = tuple(_judgement(one) for one in content["targets"])
-    doubts = tuple(str(doubt) for doubt in content["doubts"])
+    doubts = tuple(map(Caveat.read, content["doubts"]))
     # JSON of older versions has no curves.
     kept = content.get("curves")
     return Judged(

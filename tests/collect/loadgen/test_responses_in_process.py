@@ -133,4 +133,4 @@ def test_what_was_measured_can_be_judged():
     assert judged("ttf4_p50<=10s", run).verdict == "MET"
     assessment = judge_responses([run], read_targets(["ttf4_p50<=10s"]), None, 0).assessment
     assert assessment.exit_code == 0
-    assert any("closed loop" in doubt for doubt in assessment.doubts)
+    assert "closed_loop" in [doubt.id for doubt in assessment.doubts]

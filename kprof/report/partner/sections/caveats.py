@@ -52,7 +52,9 @@ def _doubts(evidence: Evidence) -> list[tuple[str, str]]:
     for comparison in evidence.comparisons:
         rows += [("Comparison", without_letters(doubt)) for doubt in comparison.doubts]
     for judged in evidence.service_levels:
-        rows += [("Service level", _doubt(doubt, judged)) for doubt in judged.assessment.doubts]
+        rows += [
+            ("Service level", _doubt(doubt.text, judged)) for doubt in judged.assessment.doubts
+        ]
     for costs in evidence.costs:
         rows += [("Cost", warning) for warning in costs.warnings]
     if evidence.calibration is not None:
