@@ -22,9 +22,13 @@ if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
 os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
 
+import numpy as np
 import triton.language as tl
 from triton.language import core
 from triton.runtime import interpreter
+
+# The interpreter computes with NumPy, which warns of what a GPU does without a word.
+interpreter.GridExecutor.__call__ = np.errstate(all="ignore")(interpreter.GridExecutor.__call__)
 
 # Nearly all of a kernel's time is what Triton does in Python at each operation, whatever its size.
 # What follows does the same once, or only where somebody looks at it, and takes half of the time.

@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,13 +18,6 @@ COMPILED = pytest.mark.filterwarnings("ignore:.*should not be instantiated:Depre
 # That a program may have on Hopper.
 SHARED_BYTES = 227 * 1024
 DISTRIBUTIONS = ("normal", "outliers", "offset", "zeros", "nonfinite")
-
-
-@pytest.fixture(autouse=True)
-def quiet_numpy():
-    """The interpreter computes with numpy, which warns of what a GPU does without a word."""
-    with np.errstate(all="ignore"):
-        yield
 
 
 class Plain:

@@ -13,7 +13,6 @@ from tests.kernels.kernel_checks import (
     INTERPRETED,
     binaries_of,
     compiled,
-    quiet_numpy,  # noqa: F401
     why_inaccurate,
     why_untrusted,
 )

@@ -22,7 +22,6 @@ from tests.kernels.kernel_checks import (
     are_same,
     compiled,
     errors_of,
-    quiet_numpy,  # noqa: F401
     why_inaccurate,
 )
 from tests.kernels.kernel_hopper import on_hopper

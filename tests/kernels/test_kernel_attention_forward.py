@@ -24,7 +24,6 @@ from tests.kernels.kernel_checks import (
     are_same,
     compiled,
     errors_of,
-    quiet_numpy,  # noqa: F401
     spills_of,
     why_inaccurate,
     why_untrusted,

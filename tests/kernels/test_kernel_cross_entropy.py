@@ -15,7 +15,6 @@ from tests.kernels.kernel_checks import (
     COMPILED,
     INTERPRETED,
     compiled,
-    quiet_numpy,  # noqa: F401
     spills_of,
     why_inaccurate,
     why_untrusted,

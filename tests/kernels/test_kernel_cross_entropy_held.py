@@ -17,7 +17,7 @@ from kprof.kernels.cross_entropy.cross_entropy import (
 )
 from kprof.kernels.runtime import Launcher
 from kprof.kernels.cross_entropy.cross_entropy import KERNEL, cross_entropy
-from tests.kernels.kernel_checks import INTERPRETED, are_same, quiet_numpy, spills_of  # noqa: F401
+from tests.kernels.kernel_checks import INTERPRETED, are_same, spills_of
 
 pytestmark = INTERPRETED
 H200 = torch.device("cpu")

@@ -18,7 +18,7 @@ from kprof.kernels.cross_entropy.cross_entropy import (
 )
 from kprof.kernels.runtime import next_power_of_two
 from kprof.kernels.cross_entropy.cross_entropy import KERNEL, cross_entropy
-from tests.kernels.kernel_checks import INTERPRETED, SHARED_BYTES, are_same, quiet_numpy  # noqa: F401
+from tests.kernels.kernel_checks import INTERPRETED, SHARED_BYTES, are_same
 from tests.kernels.kernel_groups import NUM_WARPS, Described, run_together
 from tests.kernels.kernel_hopper import on_hopper
 

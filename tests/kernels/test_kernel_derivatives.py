@@ -16,7 +16,7 @@ from kprof.kernels.relu_squared import relu_squared
 from kprof.kernels.norm import rmsnorm
 from kprof.kernels.softmax import softmax
 from kprof.kernels.gated import swiglu
-from tests.kernels.kernel_checks import INTERPRETED, quiet_numpy  # noqa: F401
+from tests.kernels.kernel_checks import INTERPRETED
 
 pytestmark = [INTERPRETED, pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")]
 FUNCTIONS = {

@@ -22,7 +22,6 @@ from kprof.kernels.gated import swiglu
 from tests.kernels.kernel_checks import (
     INTERPRETED,
     compiled,
-    quiet_numpy,  # noqa: F401
     rows,
 )
 from tests.kernels.kernel_hopper import on_hopper

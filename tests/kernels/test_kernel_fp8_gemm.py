@@ -17,7 +17,6 @@ from kprof.kernels.fp8.quantize_fp8 import quantize_fp8
 from tests.kernels.kernel_checks import (
     INTERPRETED,
     compiled,
-    quiet_numpy,  # noqa: F401
     rows,
 )
 from tests.kernels.kernel_hopper import on_hopper

@@ -26,7 +26,6 @@ from tests.kernels.kernel_checks import (
     COMPILED,
     INTERPRETED,
     compiled,
-    quiet_numpy,  # noqa: F401
     rows,
     why_untrusted,
 )

@@ -15,7 +15,7 @@ from kprof.kernels.fp8 import _weights
 from kprof.kernels.fp8.fp8_linear import fp8_linear
 from kprof.kernels.fp8.quantize_fp8 import quantize_fp8
 from tests.kernels.fp8_layers import given, nothing_kept  # noqa: F401
-from tests.kernels.kernel_checks import INTERPRETED, quiet_numpy  # noqa: F401
+from tests.kernels.kernel_checks import INTERPRETED
 
 pytestmark = INTERPRETED
 

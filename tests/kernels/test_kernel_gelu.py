@@ -10,7 +10,6 @@ from kprof.kernels.gelu import BIAS_GELU, FORMS, GELU, bias_gelu, gelu
 from tests.kernels.kernel_checks import (
     INTERPRETED,
     are_same,
-    quiet_numpy,  # noqa: F401
     results_of,
     rows,
 )

@@ -15,7 +15,6 @@ from tests.kernels.kernel_checks import (
     Plain,
     are_same,
     errors_against_truth,
-    quiet_numpy,  # noqa: F401
     results_of,
     rows,
 )

@@ -15,7 +15,6 @@ from tests.kernels.kernel_checks import (
     are_same,
     compiled,
     errors_against_truth,
-    quiet_numpy,  # noqa: F401
     results_of,
     spills_of,
     why_inaccurate,

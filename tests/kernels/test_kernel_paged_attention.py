@@ -13,7 +13,7 @@ from kprof.kernels.correctness.numerics import check_numerics
 from kprof.kernels.correctness.observe import draw
 from kprof.kernels.bench.measure import subject_of
 from kprof.kernels.decode_attention.paged_attention import KERNEL
-from tests.kernels.kernel_checks import INTERPRETED, errors_of, quiet_numpy  # noqa: F401
+from tests.kernels.kernel_checks import INTERPRETED, errors_of
 
 pytestmark = INTERPRETED
 FP8 = torch.float8_e4m3fn

@@ -21,7 +21,6 @@ from tests.kernels.kernel_checks import (
     INTERPRETED,
     Plain,
     compiled,
-    quiet_numpy,  # noqa: F401
     spills_of,
 )
 

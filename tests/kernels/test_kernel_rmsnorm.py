@@ -17,7 +17,6 @@ from tests.kernels.kernel_checks import (
     are_same,
     errors_against_truth,
     errors_of,
-    quiet_numpy,  # noqa: F401
     results_of,
     rows,
 )

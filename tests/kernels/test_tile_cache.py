@@ -14,7 +14,7 @@ from kprof.kernels.decode_attention._kernel import (
     is_visible,
     start_of,
 )
-from tests.kernels.kernel_checks import INTERPRETED, quiet_numpy  # noqa: F401
+from tests.kernels.kernel_checks import INTERPRETED
 
 pytestmark = INTERPRETED
 KEYS, HEADS, COLUMNS, BLOCK = 24, 2, 4, 8

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from kprof.kernels.tiles.online_softmax import finish, merge, store_part, weigh
 from kprof.kernels.tiles.splits import Counters, is_last_to_arrive, part_length
-from tests.kernels.kernel_checks import INTERPRETED, quiet_numpy  # noqa: F401
+from tests.kernels.kernel_checks import INTERPRETED
 from tests.kernels.kernel_hopper import on_hopper
 
 pytestmark = INTERPRETED

@@ -19,7 +19,7 @@ from kprof.kernels.swap import dry_run
 from kprof.kernels.swap.providers import DryProviders
 from kprof.kernels.swap.swap_report import SwapError
 from kprof.kernels.swap.swapping import Swap
-from tests.kernels.kernel_checks import INTERPRETED, quiet_numpy  # noqa: F401
+from tests.kernels.kernel_checks import INTERPRETED
 from tests.kernels.swap_models import Attention, GemmaNorm, Mlp, Model, Norm, snapshot, tokens
 
 pytestmark = INTERPRETED

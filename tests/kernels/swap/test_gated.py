@@ -11,7 +11,7 @@ from kprof.kernels import Provider, kernel_named
 from kprof.kernels.norm import rmsnorm
 from kprof.kernels.swap import gated
 from kprof.kernels.swap.swap_report import GATE_PASSED, CallSort
-from tests.kernels.kernel_checks import INTERPRETED, quiet_numpy  # noqa: F401
+from tests.kernels.kernel_checks import INTERPRETED
 
 pytestmark = INTERPRETED
 ROWS = CallSort((2, 3, 24), "float32", False)

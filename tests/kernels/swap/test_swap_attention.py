@@ -11,7 +11,7 @@ from tests.kernels.swap.reasons import MASK, OPTIONS, OWN_ATTENTION
 from kprof.kernels.swap.swapping import swapped
 from tests.kernels.swap import attention_calls as calls
 from tests.kernels.swap.attention_calls import Attention
-from tests.kernels.kernel_checks import INTERPRETED, quiet_numpy  # noqa: F401
+from tests.kernels.kernel_checks import INTERPRETED
 
 pytestmark = INTERPRETED
 KERNEL = "decode_attention"

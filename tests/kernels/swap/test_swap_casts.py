@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import kprof
 import kprof.kernels.cast_weights
 from kprof.kernels.swap.sites import casts
-from tests.kernels.kernel_checks import INTERPRETED, quiet_numpy  # noqa: F401
+from tests.kernels.kernel_checks import INTERPRETED
 
 pytestmark = INTERPRETED
 CAST = "cast_weights"

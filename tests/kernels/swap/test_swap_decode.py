@@ -8,7 +8,7 @@ import torch
 from kprof.kernels.decode._engine import Engine, Sampling, sampled
 from kprof.kernels.decode._model import decoder_of
 from kprof.kernels.swap.swapping import swapped
-from tests.kernels.kernel_checks import INTERPRETED, quiet_numpy  # noqa: F401
+from tests.kernels.kernel_checks import INTERPRETED
 
 transformers = pytest.importorskip("transformers")
 pytestmark = INTERPRETED

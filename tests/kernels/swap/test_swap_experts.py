@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kprof.kernels.swap.swapping import swapped
-from tests.kernels.kernel_checks import INTERPRETED, quiet_numpy  # noqa: F401
+from tests.kernels.kernel_checks import INTERPRETED
 
 transformers = pytest.importorskip("transformers")
 pytestmark = INTERPRETED

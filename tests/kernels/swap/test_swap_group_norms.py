@@ -8,7 +8,7 @@ from torch import nn
 
 from kprof.errors import KprofError
 from kprof.kernels.swap.swapping import swapped
-from tests.kernels.kernel_checks import INTERPRETED, quiet_numpy  # noqa: F401
+from tests.kernels.kernel_checks import INTERPRETED
 
 pytestmark = INTERPRETED
 

@@ -14,7 +14,6 @@ from tests.kernels.kernel_checks import (
     COMPILED,
     INTERPRETED,
     compiled,
-    quiet_numpy,  # noqa: F401
 )
 from tests.kernels.swap_models import Mlp, Norm
 

@@ -15,7 +15,6 @@ from kprof.kernels.swap.swapping import swapped
 from tests.kernels.kernel_checks import (
     INTERPRETED,
     compiled,
-    quiet_numpy,  # noqa: F401
 )
 from tests.kernels.swap_models import snapshot
 

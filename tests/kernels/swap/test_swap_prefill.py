@@ -15,7 +15,7 @@ from tests.kernels.swap.reasons import GRADIENTS
 from kprof.kernels.attention.attention_forward import KERNEL as FORWARD
 from kprof.kernels.swap.providers import AS_FAST, UNMEASURED, Providers
 from kprof.kernels.swap.swapping import swapped
-from tests.kernels.kernel_checks import COMPILED, INTERPRETED, quiet_numpy  # noqa: F401
+from tests.kernels.kernel_checks import COMPILED, INTERPRETED
 from tests.kernels.swap.attention_calls import KERNEL, NAME, Attention, call_of, ways_of
 
 pytestmark = INTERPRETED

@@ -11,7 +11,7 @@ from kprof.kernels.swap.translate import FEW_TOKENS, MANY_TOKENS
 from tests.kernels.swap.reasons import MASK, ROOM_IN_CACHE
 from kprof.kernels.swap.providers import UNMEASURED
 from kprof.kernels.swap.swapping import swapped
-from tests.kernels.kernel_checks import INTERPRETED, quiet_numpy  # noqa: F401
+from tests.kernels.kernel_checks import INTERPRETED
 from tests.kernels.swap.attention_calls import KERNEL, NAME, drawn, ways_of
 
 pytestmark = INTERPRETED

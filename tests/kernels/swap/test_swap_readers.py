@@ -9,7 +9,7 @@ from torch.nn.functional import gelu
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import kprof
-from tests.kernels.kernel_checks import INTERPRETED, quiet_numpy  # noqa: F401
+from tests.kernels.kernel_checks import INTERPRETED
 
 pytestmark = INTERPRETED
 WIDTH = 16
