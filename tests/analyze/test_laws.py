@@ -29,6 +29,7 @@ from kprof.report.difference import Compared, result_of_difference
 from kprof.report.result import result_of
 from kprof.report.section import Text, sections_of
 from kprof.report.sections import idle, run, time, utilisation
+from kprof.trace import Recording
 from tests import kineto_files as kineto
 from tests.analyze.simulated import END_OF_STEP, Machine, item, kernel, synchronize
 from tests.section_traces import tables
@@ -123,7 +124,24 @@ def scaled(trace, factor):
     """Scale all times about the first moment: an epoch's would leave what a Trace holds."""
     moments = [t["start_ns"].min() for t in (trace.kernels, trace.ranges) if len(t)]
     trace = shifted(trace, -int(min(moments)))
+    recording = trace.meta.recording
+    if recording is not None:
+        longer = {
+            name: tuple(time_ns * factor for time_ns in getattr(recording, name))
+            for name in ("recorded_step_ns", "unrecorded_step_ns", "unrecorded_host_ns")
+        }
+        trace = replace(trace, meta=replace(trace.meta, recording=replace(recording, **longer)))
     return changed(trace, lambda column: column * factor, "start_ns", "duration_ns", "time_ns")
+
+
+def slowed(trace, slowdown):
+    """Return a trace of which steps that were not recorded took less time, by so many times."""
+    times = time_steps(analyzed(trace)).recorded_ns
+    numbers = tuple(range(5, 5 + len(times)))
+    recording = Recording("steps", 9 + len(times), numbers, "device", tuple(times))
+    shorter = tuple(round(time_ns / slowdown) for time_ns in times)
+    recording = replace(recording, unrecorded_step_ns=shorter, unrecorded_host_ns=shorter)
+    return replace(trace, meta=replace(trace.meta, recording=recording))
 
 
 def shifted(trace, by_ns):
@@ -156,8 +174,12 @@ def is_same(one, other, factor, *, is_time):
 def parts(document, names):
     """Return parts of a document, without the size and name of the file that it was read from."""
     found = {name: document[name] for name in names if name in document}
-    hidden = ("bytes", "file", "raw_json_bytes")
-    return {**found, "ledger": {k: v for k, v in document["ledger"].items() if k not in hidden}}
+    hidden = ("bytes", "file", "raw_json_bytes", "workload")
+    shown = {"ledger": document["ledger"], "summary": found.get("summary") or {}}
+    return found | {
+        name: {key: value for key, value in part.items() if key not in hidden}
+        for name, part in shown.items()
+    }
 
 
 def permuted(path, folder, seed):
@@ -323,6 +345,18 @@ def test_of_a_recorded_trace_in_another_order_nothing_changes(path, tmp_path):
     before, after = told(read([path])), told(read([permuted(path, tmp_path, seed=1)]))
     names = before.keys() - {"source", "versions"}
     assert list(differences(parts(before, names), parts(after, names))) == []
+
+
+@pytest.mark.parametrize("path", QUICK, ids=lambda path: path.name)
+def test_a_trace_recorded_twice_as_slow_obeys_the_same_laws(path, tmp_path):
+    trace = slowed(read([path]), 2)
+    document = told(trace)
+    one, other = parts(document, OF_TIME), parts(told(scaled(trace, 3)), OF_TIME)
+    assert list(differences(one, other, 3)) == []
+    assert list(differences(document, told(shifted(trace, 123_456_789)))) == []
+    other = told(slowed(read([permuted(path, tmp_path, seed=1)]), 2))
+    names = document.keys() - {"source", "versions"}
+    assert list(differences(parts(document, names), parts(other, names))) == []
 
 
 def assert_one_denominator(trace):
