@@ -105,7 +105,7 @@ def worst_places(idle: pd.DataFrame, number: int) -> pd.DataFrame:
 
     Layers of one kind count as one place. The device's own time between kernels has none.
     """
-    by_cause = _group_places(idle).groupby("cause", observed=True, dropna=False, sort=False)
+    by_cause = _group_places(idle).groupby("cause", observed=True, dropna=False)
     worst: pd.DataFrame = by_cause.head(number).reset_index(drop=True)
     return worst
 

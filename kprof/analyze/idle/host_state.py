@@ -148,7 +148,7 @@ def _outermost(ranges: pd.DataFrame) -> np.ndarray:
     kind = ranges["kind"]
     is_step = (kind == "step").to_numpy(bool)
     parent = ranges["parent"].to_numpy(np.int64, na_value=NOTHING)
-    is_top = (parent == NOTHING) | np.append(is_step, False)[parent]
+    is_top = (parent == NOTHING) | is_step[parent]
     return np.flatnonzero(is_top & ~kind.isin(["step", "python", "overhead"]).to_numpy(bool))
 
 

@@ -318,3 +318,18 @@ def test_a_faster_token_is_cheaper_by_the_speed_up_on_the_same_gpu():
 def test_gpus_serve_at_most_the_tokens_that_they_make_in_a_month():
     most = mid(assuming(ALL), "Against an API", "most that they serve", "tokens/month")
     assert most == pytest.approx(5_000 * 8 * 730 * 3_600)
+
+
+def test_a_speed_up_without_a_price_is_a_ratio_and_asks_for_the_price():
+    found = assuming({"tokens_per_s": 5000, "speedup": 1.5, "tokens_per_month": 10**9})
+    assert figures(found, "Gain of a token")["a token gets cheaper by", "times"]["mid"] == 1.5
+    assert len(figures(found, "Gain of a token")) == 1
+    asked = {one["topic"]: tuple(one["give"]) for one in found["missing"]}
+    assert asked["Gain of a token, in dollars"] == ("--gpu or --price",)
+
+
+def test_a_speed_up_without_tokens_per_second_saves_no_dollars():
+    found = assuming({"price": 2.0, "speedup": 1.5, "demand": [100.0]})
+    assert "Gain in cash" not in {one["topic"] for one in found["figures"]}
+    asked = {one["topic"]: tuple(one["give"]) for one in found["missing"]}
+    assert asked["Gain in cash"] == ("--tokens-per-s",)

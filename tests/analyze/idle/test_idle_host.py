@@ -1,8 +1,26 @@
 """What a host that launches late was doing: it waits, loads data, allocates, sleeps, is silent."""
 
+import numpy as np
+import pandas as pd
 import pytest
 
+from kprof.analyze.idle.host_state import matching, threads_in
 from tests.analyze.idle.idle_traces import LAUNCH, US, WAIT, analyzed, causes, spent
+
+
+def test_a_range_without_a_name_matches_nothing():
+    names = pd.Categorical(["cudaMalloc", None, "cudaFree", "cudaMalloc"])
+    kinds = ["runtime", "runtime", "runtime", "op"]
+    ranges = pd.DataFrame({"name": names, "kind": kinds})
+    assert matching(ranges, "runtime", "cuda").tolist() == [0, 2]
+    assert matching(ranges, "runtime", "Malloc").tolist() == [0]
+    assert matching(ranges, "runtime", "Memcpy").tolist() == []
+
+
+def test_threads_are_told_apart_by_rank_and_number():
+    rank, thread = np.array([1, 1, 0, 0, 1]), np.array([5, 5, 5, 2, 5])
+    assert threads_in(rank, thread) == [(0, 2), (0, 5), (1, 5)]
+    assert threads_in(rank[:0], thread[:0]) == []
 
 
 def test_a_wait_for_the_device_is_synchronization_as_long_as_it_lasts():

@@ -7,6 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from kprof.analyze.sla.independence import Independent, Spells
 from kprof.analyze.sla.percentiles import least_samples
 from kprof.analyze.sla.targets import read_targets
 from kprof.commands.sla import json_of, judge_responses
@@ -123,6 +124,18 @@ def test_a_spell_that_is_no_time_is_refused(spell, capsys):
 def test_a_spell_that_is_no_time_is_refused_in_process():
     with pytest.raises(KprofError, match="not nan"):
         judge_responses([steady(9)], read_targets(["ttft_p50<=1s"]), spell_s=float("nan"))
+
+
+@pytest.mark.parametrize(("load_s", "is_too_short"), [(99.9, True), (100.0, False)])
+def test_ten_spells_are_long_enough(load_s, is_too_short):
+    assert Spells(10.0, load_s, 9).is_too_short is is_too_short
+
+
+def test_no_more_answers_count_than_spells():
+    spells = Spells(10.0, 200.0, 20)
+    assert spells.limit(Independent(20, "so it was")) == Independent(20, "so it was")
+    assert spells.limit(Independent(21)).num == 20
+    assert Spells(10.0, 5.0, 0).limit(Independent(3)).num == 1
 
 
 def test_a_longer_spell_never_proves_more():
