@@ -60,17 +60,7 @@ class Case:
 
     def persistent(self, **others):
         """Return the kernel."""
-        return Persistent(
-            self.decoder,
-            self.keys,
-            self.values,
-            self.engine.state[0],
-            self.engine.stops,
-            self.engine.tokens[0],
-            rotations=self.engine.rotations,
-            patience_s=PATIENCE_S,
-            **others,
-        )
+        return Persistent(self.decoder, self.engine.sequence(), patience_s=PATIENCE_S, **others)
 
     def tokens(self, count):
         """Return the tokens of the kernel."""

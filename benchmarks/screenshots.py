@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from kprof.commands.diff import diff_runs  # noqa: E402
-from kprof.open import open_trace  # noqa: E402
+from kprof.opened import open_trace  # noqa: E402
 from kprof.report.difference import sections_of_difference  # noqa: E402
 from kprof.report.html import write_html  # noqa: E402
 from kprof.report.section import sections_of  # noqa: E402

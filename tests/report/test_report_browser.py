@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kprof.commands.diff import diff_runs
-from kprof.open import open_trace
+from kprof.opened import open_trace
 from kprof.report.comparison_sections import sections_of_comparison
 from kprof.report.difference import sections_of_difference
 from kprof.report.html import write_html

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kprof.kernels.decode import _reference, _step
 from kprof.kernels.decode._model import Decoder, Layer, Weight
-from kprof.kernels.decode.persistent.launch import Persistent
+from kprof.kernels.decode.persistent.launch import Persistent, Sequence
 from kprof.kernels.runtime import Launcher, kind_of, next_power_of_two, num_sms
 
 # log2(e): powers are of 2 in the kernels.
@@ -353,6 +353,11 @@ class Engine:
         with torch.cuda.graph(graph, pool=self._pool, stream=torch.cuda.current_stream()):
             work()
         self._graphs[key] = graph
+
+    def sequence(self) -> Sequence:
+        """Return the cache and the state of the only sequence."""
+        cache = (self.keys[:, 0], self.values[:, 0], *self.rotations)
+        return Sequence(*cache, self.state[0], self.stops, self.tokens[0])
 
     def check(self) -> None:
         """Raise an error if a wait of the persistent kernel has exceeded its limit.

@@ -92,12 +92,7 @@ class Decoding:
             return
         graphs_ms = 0.0 if self._is_persistent else engine.step_ms()
         try:
-            engine.persistent = Persistent.measured(
-                self.decoder,
-                *(engine.keys[:, 0], engine.values[:, 0]),
-                *(engine.state[0], engine.stops, engine.tokens[0]),
-                rotations=engine.rotations,
-            )
+            engine.persistent = Persistent.measured(self.decoder, engine.sequence())
             if self._is_persistent is None:
                 self._is_persistent = engine.step_ms() < graphs_ms
         except KprofError:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,11 +21,13 @@ from kprof.kernels.decode.persistent.executor import LOG2_E, SPLIT_KEYS, Memory
 from kprof.kernels.decode.persistent.schedule import (
     MOST_SPLITS,
     PARTS,
+    Op,
     Schedule,
     Sizes,
     schedule_of,
     why_wrong,
 )
+from kprof.kernels.runtime import num_sms as num_sms_of
 
 SOURCE = Path(__file__).with_name("kernel.cu")
 ARCHITECTURE = "sm_90a"
@@ -35,6 +37,8 @@ WARPS, GROUPS = 8, 2
 AHEAD = 4
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 COUNTER_STRIDE = 32
+# Numbers of a profile for each operator.
+MARKS = 8
 MOST_STOPS = 16
 # Bytes of an instruction, and of the pointers of a layer.
 INSTRUCTION_BYTES, LAYER_BYTES = 32, 160
@@ -110,6 +114,15 @@ def shared_bytes(schedule: Schedule, stages: int, warps: int, groups: int) -> in
         + 1_024
     )
     return stages * sizes.stage_bytes + -(-kept // 128) * 128
+
+
+def stages_of(schedule: Schedule, warps: int, groups: int, device: torch.device) -> int:
+    """Return how many stages fit into the shared memory of an SM; a stage belongs to one team."""
+    limit = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    stages = groups
+    while shared_bytes(schedule, stages + groups, warps, groups) <= limit:
+        stages += groups
+    return stages
 
 
 def definitions(schedule: Schedule, decoder: Decoder, **others: Any) -> dict[str, Any]:
@@ -215,35 +228,42 @@ def _nvrtc() -> ctypes.CDLL:
         ) from None
 
 
+class Sequence(NamedTuple):
+    """The cache and the state of one sequence, in memory that stays where it is."""
+
+    keys: Tensor
+    """(layers, heads, slots, dim)."""
+    values: Tensor
+    cosines: Tensor
+    """(slots, dim), float32."""
+    sines: Tensor
+    state: Tensor
+    """int32, as of the engine of CUDA graphs."""
+    stops: Tensor
+    """Stop tokens, int32."""
+    tokens: Tensor
+    """Pinned memory for the tokens, int64, (slots,)."""
+
+
 class Persistent:
-    """The persistent kernel for one model and one cache."""
+    """The persistent kernel for one model and one sequence."""
 
     def __init__(
         self,
         decoder: Decoder,
-        keys: Tensor,
-        values: Tensor,
-        state: Tensor,
-        stops: Tensor,
-        tokens: Tensor,
+        sequence: Sequence,
         *,
-        rotations: tuple[Tensor, Tensor] | None = None,
         patience_s: float = PATIENCE_S,
         stages: int | None = None,
         ahead: int = AHEAD,
-        speeds: Sequence[float] | None = None,
+        speeds: Iterable[float] | None = None,
         **defined: Any,
     ) -> None:
         """Compile for a model, and check the schedule.
 
         Args:
             decoder: The model, for which `why_not` is None.
-            keys: The cache, (layers, heads, slots, dim).
-            values: As keys.
-            state: The state of the sequence, int32, as in the engine of several launches.
-            stops: Stop tokens, int32.
-            tokens: Pinned memory for the tokens, int64, (slots,).
-            rotations: Cosines and sines, (slots, dim) in float32; None: those of the model.
+            sequence: Its cache and its state.
             patience_s: Seconds after which a wait is a fault.
             stages: Of the ring; None: as many as fit.
             ahead: Stages in flight at most.
@@ -255,95 +275,71 @@ class Persistent:
             RuntimeError: the schedule is wrong.
         """
         device = decoder.device
-        properties = torch.cuda.get_device_properties(device)
-        num_sms = properties.multi_processor_count
         self.decoder, self.device = decoder, device
+        num_sms = num_sms_of(device)
         speeds = tuple(speeds or [1.0] * num_sms)
         self.schedule = checked(sizes_of(decoder, num_sms), speeds)
         warps, groups = defined.get("WARPS", WARPS), defined.get("GROUPS", GROUPS)
-        limit = properties.shared_memory_per_block_optin
-        if stages is None:
-            stages = groups
-            # A slot belongs to one team.
-            while shared_bytes(self.schedule, stages + groups, warps, groups) <= limit:
-                stages += groups
-        self.shared = shared_bytes(self.schedule, stages, warps, groups)
+        self.stages = stages or stages_of(self.schedule, warps, groups, device)
+        self.shared = shared_bytes(self.schedule, self.stages, warps, groups)
         self.threads = 32 * (warps * groups + 1)
-        self.stages = stages
-        self._function = _loaded(
-            compiled(tuple(definitions(self.schedule, decoder, STAGES=stages, **defined).items())),
-            self.shared,
-        )
+        source = definitions(self.schedule, decoder, STAGES=self.stages, **defined)
+        self._function = _loaded(compiled(tuple(source.items())), self.shared)
         self.memory = Memory.poisoned(self.schedule.sizes, num_sms, decoder.dtype, device)
         self.counters = torch.zeros(
             self.schedule.num_counters * COUNTER_STRIDE, dtype=torch.int32, device=device
         )
         self.fault = torch.zeros(8, dtype=torch.int32, device=device)
         self.host_fault = torch.zeros(8, dtype=torch.int32).pin_memory()
-        self.profile = torch.zeros(num_sms, 7, 8, dtype=torch.int64, device=device)
-        cos, sin = rotations or decoder.rotations(keys.shape[2])
-        table = torch.from_numpy(self.schedule.table()).to(device)
-        layers = torch.tensor(self._pointers(keys, values), dtype=torch.int64).to(device)
-        # Pointers into them are in the parameters.
-        self._kept = [keys, values, state, stops, tokens, cos, sin, table, layers]
-        memory = self.memory
-        tensors = {
-            "instructions": table,
-            "layers": layers,
-            "embedding": decoder.embedding,
-            "norm": decoder.norm,
-            "head": decoder.head.weight,
-            "cosines": cos,
-            "sines": sin,
-            "qkv": memory.qkv,
-            "partial": memory.partial,
-            "lse": memory.lse,
-            "middle": memory.middle,
-            "output": memory.output,
-            "logits": None,
-            "gated": memory.gated,
-            "bests": memory.bests,
-            "counters": self.counters,
-            "state": state,
-            "stops": stops,
-            "tokens": tokens,
-            "fault": self.fault,
-            "host_fault": self.host_fault,
-            "profile": self.profile,
-        }
+        self.profile = torch.zeros(num_sms, len(Op), MARKS, dtype=torch.int64, device=device)
+        # The kernel has pointers into them.
+        self._sequence, self._tensors = sequence, self._tables(sequence)
         self.parameters = Parameters(
-            **{name: None if one is None else one.data_ptr() for name, one in tensors.items()},
+            **{name: one.data_ptr() for name, one in self._tensors.items()},
             patience=int(patience_s * 1e3 * _clock_khz(device)),
-            length=keys.shape[2],
+            length=sequence.keys.shape[2],
             window=decoder.layers[0].window or 0,
-            kept=tokens.shape[0],
-            ahead=min(ahead, stages),
+            kept=sequence.tokens.shape[0],
+            ahead=min(ahead, self.stages),
         )
 
     @classmethod
-    def measured(cls, *given: Any, **others: Any) -> Persistent:
+    def measured(cls, decoder: Decoder, sequence: Sequence) -> Persistent:
         """Return a kernel whose SMs have bytes in proportion to their rates, measured here.
 
-        The first of a device takes about two seconds. The arguments are those of `Persistent`. The
-        state of the sequence and its tokens change.
+        The first of a device takes about two seconds. The state of the sequence changes.
         """
-        device = given[0].device
-        if device not in _SPEEDS:
-            _SPEEDS[device] = _measured_speeds(*given, **others)
-        return cls(*given, speeds=_SPEEDS[device], **others)
+        if decoder.device not in _SPEEDS:
+            _SPEEDS[decoder.device] = _measured_speeds(decoder, sequence)
+        return cls(decoder, sequence, speeds=_SPEEDS[decoder.device])
 
-    def _pointers(self, keys: Tensor, values: Tensor) -> list[list[int]]:
-        found = []
-        for index, one in enumerate(self.decoder.layers):
+    def _tables(self, sequence: Sequence) -> dict[str, Tensor]:
+        """Return the tensors of the parameters."""
+        decoder, memory = self.decoder, self.memory
+        layers = []
+        for index, one in enumerate(decoder.layers):
             weights = (one.q, one.k, one.v, one.o, one.gate, one.up, one.down)
             tensors = [
                 *(one.before_attention, one.before_mlp, one.q_norm, one.k_norm),
                 *(weight.weight for weight in weights),
                 *(weight.bias for weight in weights),
-                *(keys[index], values[index]),
+                *(sequence.keys[index], sequence.values[index]),
             ]
-            found.append([0 if tensor is None else tensor.data_ptr() for tensor in tensors])
-        return found
+            layers.append([0 if tensor is None else tensor.data_ptr() for tensor in tensors])
+        written = ("qkv", "partial", "lse", "middle", "gated", "output", "bests")
+        return {
+            "instructions": torch.from_numpy(self.schedule.table()).to(self.device),
+            "layers": torch.tensor(layers, dtype=torch.int64).to(self.device),
+            "embedding": decoder.embedding,
+            "norm": decoder.norm,
+            "head": decoder.head.weight,
+            **{name: getattr(sequence, name) for name in Sequence._fields[2:]},
+            **{name: getattr(memory, name) for name in written},
+            "counters": self.counters,
+            "fault": self.fault,
+            "host_fault": self.host_fault,
+            "profile": self.profile,
+        }
 
     def run(self, steps: int) -> None:
         """Choose up to `steps` more tokens on the current stream, without waiting for them.
@@ -387,21 +383,21 @@ class Persistent:
 _SPEEDS: dict[torch.device, tuple[float, ...]] = {}
 
 
-def _measured_speeds(*given: Any, **others: Any) -> tuple[float, ...]:
+def _measured_speeds(decoder: Decoder, sequence: Sequence) -> tuple[float, ...]:
     """Return the speeds with which all SMs end their loads together.
 
     SMs compete, so each measurement starts from the speeds of the one before.
     """
-    speeds = None
+    speeds: tuple[float, ...] = ()
     for _ in range(MEASUREMENTS):
-        kernel = Persistent(*given, speeds=speeds, **others, SKIP_MATH=1, PROFILE=1)
+        kernel = Persistent(decoder, sequence, speeds=speeds, SKIP_MATH=1, PROFILE=1)
         kernel.run(MEASURED_STEPS)
         torch.cuda.current_stream(kernel.device).synchronize()
         kernel.check()
         cycles = kernel.profile[:, 0, -1].double().cpu()
         rates = cycles.mean() / cycles * torch.tensor(speeds or 1.0, dtype=torch.float64)
         speeds = tuple(rates.tolist())
-    return speeds or ()
+    return speeds
 
 
 def _clock_khz(device: torch.device) -> int:
