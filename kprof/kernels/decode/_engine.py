@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kprof.kernels.decode import _reference, _step
 from kprof.kernels.decode._model import Decoder, Layer, Weight
-from kprof.kernels.decode.persistent.launch import Persistent, Sequence
+from kprof.kernels.decode.persistent.launch import Sequence
 from kprof.kernels.runtime import Launcher, kind_of, next_power_of_two, num_sms
 
 # log2(e): powers are of 2 in the kernels.
@@ -31,7 +31,7 @@ LEAST_LENGTH = 512
 MOST_SPLITS = 32
 MOST_STOPS = 16
 # Entries of a sequence's state that the host writes.
-SLOT, START, PADDING, CALL, TOKEN = 0, 3, 4, 5, 6
+SLOT, START, PADDING, CALL = 0, 3, 4, 5
 STATE_SIZE = 8
 # Of an SM of every GPU since Volta: 32-bit registers, CTAs and warps (CUDA C++ Programming Guide,
 # technical specifications).
@@ -230,8 +230,6 @@ class Engine:
         self._graphs: dict[Any, torch.cuda.CUDAGraph] = {}
         self._prompts: dict[tuple[int, bool], tuple[Tensor, Tensor | None]] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.is_cuda else None
-        self.persistent: Persistent | None = None
-        self._is_padded = False
 
     def __del__(self) -> None:
         """Wait for steps that still run, before their memory is freed."""
@@ -267,8 +265,6 @@ class Engine:
         state = torch.zeros(batch, STATE_SIZE, dtype=torch.int32)
         state[:, SLOT], state[:, PADDING], state[:, CALL] = count - 1, padding, self._call
         state = state.to(tokens.device, non_blocking=True)
-        state[:, TOKEN] = tokens[:, -1]
-        self._is_padded = starts is not None
         if starts is not None:
             state[:, START] = starts.to(torch.int32)
         self.state.copy_(state)
@@ -319,9 +315,6 @@ class Engine:
             for _ in range(count):
                 self.step(sampling)
             return
-        if self.persistent is not None and sampling == GREEDY and not self._is_padded:
-            self.persistent.run(count)
-            return
         while count:
             steps = STEPS_OF_GRAPH if count >= STEPS_OF_GRAPH else 1
             key = (sampling, steps)
@@ -355,18 +348,9 @@ class Engine:
         self._graphs[key] = graph
 
     def sequence(self) -> Sequence:
-        """Return the cache and the state of the only sequence."""
+        """Return the cache and the state of the only sequence, for the persistent kernel."""
         cache = (self.keys[:, 0], self.values[:, 0], *self.rotations)
         return Sequence(*cache, self.state[0], self.stops, self.tokens[0])
-
-    def check(self) -> None:
-        """Raise an error if a wait of the persistent kernel has exceeded its limit.
-
-        Raises:
-            KprofError: it has.
-        """
-        if self.persistent is not None:
-            self.persistent.check()
 
     def step_ms(self) -> float:
         """Return the time of a step behind an empty prompt: the best of several."""

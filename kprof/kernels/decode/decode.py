@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kprof.errors import KprofError
 from kprof.kernels import OURS, Kernel, Provider, Shape, Work
 from kprof.kernels.decode._engine import (
     GREEDY,
@@ -28,7 +27,6 @@ from kprof.kernels.decode._engine import (
     tiling_of,
 )
 from kprof.kernels.decode._model import DTYPES, MOST_BATCH, Decoder, Weight
-from kprof.kernels.decode.persistent.launch import Persistent, why_not
 from kprof.kernels.runtime import IS_INTERPRETED, num_sms
 
 if TYPE_CHECKING:
@@ -71,8 +69,6 @@ class Decoding:
         self.problem = _why_no_device(decoder)
         self._addresses = self._addresses_now()
         self._engines: dict[int, Engine] = {}
-        # Whether one launch is faster than graphs; None: not measured.
-        self._is_persistent: bool | None = None
         self._is_checked = False
 
     def engine(self, batch: int, length: int) -> Engine:
@@ -83,23 +79,7 @@ class Decoding:
             engine = None
             self._engines.pop(batch, None)
             engine = self._engines[batch] = Engine(self.decoder, batch, length)
-            self._choose(engine)
         return engine
-
-    def _choose(self, engine: Engine) -> None:
-        """Decode in one launch where that is supported and faster: measured, once a model."""
-        if engine.batch > 1 or why_not(self.decoder) is not None or self._is_persistent is False:
-            return
-        graphs_ms = 0.0 if self._is_persistent else engine.step_ms()
-        try:
-            engine.persistent = Persistent.measured(self.decoder, engine.sequence())
-            if self._is_persistent is None:
-                self._is_persistent = engine.step_ms() < graphs_ms
-        except KprofError:
-            # CUDA graphs do the same.
-            self._is_persistent = False
-        if not self._is_persistent:
-            engine.persistent = None
 
     def is_current(self) -> bool:
         """Return whether the weights are where they were: graphs read these addresses."""
@@ -127,13 +107,6 @@ class Decoding:
         error = (engine.logits[0] - expected).norm() / expected.norm()
         if not error <= MOST_ERROR[decoder.dtype]:
             self.problem = f"its logits differ by {error:.2g} from those of the kernels"
-        if engine.persistent is not None:
-            with engine.on_stream():
-                engine.begin(tokens, None, [], 0)
-                logits = engine.persistent.logits()
-            engine.wait()
-            if not (logits - expected).norm() / expected.norm() <= MOST_ERROR[decoder.dtype]:
-                engine.persistent, self._is_persistent = None, False
         return self.problem
 
 
@@ -365,7 +338,6 @@ def _awaited(engine: Engine, step: int) -> list[int]:
 
     Raises:
         RuntimeError: they have not arrived for half a minute.
-        KprofError: a wait of the persistent kernel has exceeded its limit.
     """
     latest = time.monotonic() + PATIENCE_S
     row = engine.arrived(step)
@@ -375,7 +347,6 @@ def _awaited(engine: Engine, step: int) -> list[int]:
                 # Raises if a kernel has failed.
                 torch.cuda.synchronize()
             raise RuntimeError(f"token {step} has not arrived within {PATIENCE_S:.0f} s")
-        engine.check()
         time.sleep(POLL_S)
         row = engine.arrived(step)
     return row

@@ -32,8 +32,8 @@ from kprof.kernels.runtime import num_sms as num_sms_of
 SOURCE = Path(__file__).with_name("kernel.cu")
 ARCHITECTURE = "sm_90a"
 # Warps that multiply a tile together, and how many such teams a CTA has.
-WARPS, GROUPS = 8, 2
-# Stages in flight at most, of 16 KiB.
+# Of those measured on an H100, the fastest: one team, and four stages of 16 KiB in flight.
+WARPS, GROUPS = 8, 1
 AHEAD = 4
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 COUNTER_STRIDE = 32
@@ -42,8 +42,6 @@ MARKS = 8
 MOST_STOPS = 16
 # Bytes of an instruction, and of the pointers of a layer.
 INSTRUCTION_BYTES, LAYER_BYTES = 32, 160
-# How often the rates of SMs are measured, and over how many tokens.
-MEASUREMENTS, MEASURED_STEPS = 3, 16
 # Seconds that a wait may take: longer than any other process has the GPU for.
 PATIENCE_S = 2.0
 FAULTS = {
@@ -303,16 +301,6 @@ class Persistent:
             ahead=min(ahead, self.stages),
         )
 
-    @classmethod
-    def measured(cls, decoder: Decoder, sequence: Sequence) -> Persistent:
-        """Return a kernel whose SMs have bytes in proportion to their rates, measured here.
-
-        The first of a device takes about two seconds. The state of the sequence changes.
-        """
-        if decoder.device not in _SPEEDS:
-            _SPEEDS[decoder.device] = _measured_speeds(decoder, sequence)
-        return cls(decoder, sequence, speeds=_SPEEDS[decoder.device])
-
     def _tables(self, sequence: Sequence) -> dict[str, Tensor]:
         """Return the tensors of the parameters."""
         decoder, memory = self.decoder, self.memory
@@ -377,27 +365,6 @@ class Persistent:
                 f"instruction {place}, step {step}: {seen}, not {wanted}",
                 fix="stop other processes on this GPU, or decode without the persistent kernel",
             )
-
-
-# Of each device, the rates of its SMs relative to their mean.
-_SPEEDS: dict[torch.device, tuple[float, ...]] = {}
-
-
-def _measured_speeds(decoder: Decoder, sequence: Sequence) -> tuple[float, ...]:
-    """Return the speeds with which all SMs end their loads together.
-
-    SMs compete, so each measurement starts from the speeds of the one before.
-    """
-    speeds: tuple[float, ...] = ()
-    for _ in range(MEASUREMENTS):
-        kernel = Persistent(decoder, sequence, speeds=speeds, SKIP_MATH=1, PROFILE=1)
-        kernel.run(MEASURED_STEPS)
-        torch.cuda.current_stream(kernel.device).synchronize()
-        kernel.check()
-        cycles = kernel.profile[:, 0, -1].double().cpu()
-        rates = cycles.mean() / cycles * torch.tensor(speeds or 1.0, dtype=torch.float64)
-        speeds = tuple(rates.tolist())
-    return speeds
 
 
 def _clock_khz(device: torch.device) -> int:
