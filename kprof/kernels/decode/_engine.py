@@ -29,6 +29,8 @@ MOST_CAPTURED = 1_024
 LEAST_KEYS = 256
 LEAST_LENGTH = 512
 MOST_SPLITS = 32
+# The largest `top_k` whose candidates one CTA holds.
+MOST_TOP_K = 64
 MOST_STOPS = 16
 # Entries of a sequence's state that the host writes.
 SLOT, START, PADDING, CALL = 0, 3, 4, 5
@@ -213,6 +215,8 @@ class Engine:
         self.best = empty(batch, self.num_groups)
         self.candidates = empty(batch, self.num_groups, dtype=torch.int32)
         self.chosen = empty(batch, 1, dtype=torch.int32)
+        self.top_groups = empty(batch, MOST_TOP_K, dtype=torch.int32)
+        self.seed = torch.zeros(1, dtype=torch.int64, device=device)
         self.likeliest = torch.zeros(batch, 1, device=device)
         self.num_splits = min(MOST_SPLITS, max(1, 2 * num_sms(device) // (batch * heads)))
         self.num_splits = min(self.num_splits, self.length // LEAST_KEYS)
@@ -255,7 +259,15 @@ class Engine:
         if self.stream is not None:
             torch.cuda.current_stream(self.decoder.device).wait_stream(self.stream)
 
-    def begin(self, tokens: Tensor, starts: Tensor | None, stops: list[int], padding: int) -> None:
+    def begin(
+        self,
+        tokens: Tensor,
+        starts: Tensor | None,
+        stops: list[int],
+        padding: int,
+        *,
+        is_sampled: bool = False,
+    ) -> None:
         """Read the prompts (B, T), whose padding ends where they start; the next step continues.
 
         All but the last token are read here. The step of the last one chooses the first new token.
@@ -268,6 +280,9 @@ class Engine:
         if starts is not None:
             state[:, START] = starts.to(torch.int32)
         self.state.copy_(state)
+        if is_sampled:
+            # From torch's generator: a seed of the caller decides.
+            self.seed.copy_(torch.randint(2**31, (1,), device=self.seed.device))
         listed = torch.full((MOST_STOPS,), NONE, dtype=torch.int32)
         listed[: len(stops)] = torch.tensor(stops, dtype=torch.int32)
         self.stops.copy_(listed, non_blocking=True)
@@ -378,7 +393,7 @@ class Engine:
             self.launch_added(layer.down, self.gated, self.tilings.down)
         self.launch_head(keeps_logits=sampling.is_sampled)
         if sampling.is_sampled:
-            self.chosen.copy_(sampled(self.logits, sampling))
+            self.launch_sample(sampling)
             self.launch_next(self.likeliest, self.chosen)
         else:
             self.launch_next(self.best, self.candidates)
@@ -488,6 +503,30 @@ class Engine:
             KEEPS_LOGITS=keeps_logits,
             PARTS=tiling.parts,
             **self._options(tiling.warps),
+        )
+
+    def launch_sample(self, sampling: Sampling) -> None:
+        """Choose random tokens: by one kernel for few candidates, otherwise by torch."""
+        if not 0 < sampling.top_k <= MOST_TOP_K:
+            self.chosen.copy_(sampled(self.logits, sampling))
+            return
+        head = self.tilings.head
+        _step.sample_kernel[(self.batch,)](
+            self.logits,
+            self.best,
+            self.chosen,
+            self.top_groups,
+            self.state,
+            self.seed,
+            self.decoder.vocabulary,
+            self.num_groups,
+            sampling.top_k,
+            sampling.top_p,
+            sampling.temperature,
+            GROUPS=next_power_of_two(self.num_groups),
+            SIZE=head.rows * head.tiles,
+            MOST=MOST_TOP_K,
+            **self._options(8),
         )
 
     def launch_next(self, best: Tensor, candidates: Tensor) -> None:

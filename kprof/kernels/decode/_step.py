@@ -662,6 +662,90 @@ def _store_rows(y, mean_MD, GROUP: tl.constexpr) -> None:
 
 
 @triton.jit
+def _ordered(x) -> tl.tensor:
+    """Return integers in the order of floats."""
+    bits = x.to(tl.int32, bitcast=True)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
+
+
+@triton.jit
+def _largest_reached(x_N, weight_N, least) -> tl.tensor:
+    """Return the largest integer t for which the weights of all x >= t add up to `least`, by bits.
+
+    That is the k-th largest x for weights of 1 and a sum of k.
+    """
+    found = tl.full([], -2147483648, tl.int64)
+    for step in tl.range(32):
+        tried = found + (tl.full([], 2147483648, tl.int64) >> step)
+        reached = tl.sum(tl.where(x_N >= tried, weight_N, 0.0), axis=0)
+        found = tl.where(reached >= least, tried, found)
+    return found
+
+
+@triton.jit
+def sample_kernel(
+    logits_BN,
+    best_BG,
+    chosen_B,
+    groups_BM,
+    state_BS,
+    seed_1,
+    n,
+    num_groups,
+    top_k,
+    top_p,
+    temperature,
+    GROUPS: tl.constexpr,
+    SIZE: tl.constexpr,
+    MOST: tl.constexpr,
+    PDL: tl.constexpr,
+) -> None:
+    """Choose a random token of the top_k likeliest, and of those of the share top_p.
+
+    A CTA has one sequence. The top_k largest logits lie in the top_k groups, of SIZE logits each,
+    with the largest maxima. The largest of p / e, with e exponentially distributed, is distributed
+    as p.
+    """
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    b = tl.program_id(0)
+    group_G = tl.arange(0, GROUPS)
+    is_group_G = group_G < num_groups
+    at_G = best_BG + b * num_groups + group_G
+    best_G = tl.load(at_G, is_group_G, other=float("-inf"), cache_modifier=".cg")
+    best_G = _ordered(best_G)
+    one_G = is_group_G.to(tl.float32)
+    is_chosen_G = is_group_G & (best_G >= _largest_reached(best_G, one_G, top_k))
+    place_G = tl.cumsum(is_chosen_G.to(tl.int32), axis=0) - 1
+    num_chosen = tl.minimum(tl.sum(is_chosen_G.to(tl.int32), axis=0), MOST)
+    groups = groups_BM + b * MOST
+    tl.store(groups + place_G, group_G, is_chosen_G & (place_G < MOST))
+    tl.debug_barrier()
+    place_N = tl.arange(0, MOST * SIZE)
+    is_there_N = place_N // SIZE < num_chosen
+    group_N = tl.load(groups + place_N // SIZE, is_there_N, other=0, cache_modifier=".cg")
+    token_N = group_N * SIZE + place_N % SIZE
+    is_there_N = is_there_N & (token_N < n)
+    at_N = logits_BN + b * n + token_N
+    score_N = tl.load(at_N, is_there_N, other=float("-inf"), cache_modifier=".cg") / temperature
+    order_N = _ordered(score_N)
+    one_N = is_there_N.to(tl.float32)
+    is_kept_N = is_there_N & (order_N >= _largest_reached(order_N, one_N, top_k))
+    share_N = tl.where(is_kept_N, tl.exp(score_N - tl.max(score_N, axis=0)), 0.0)
+    # A token is kept while those before it are less than top_p; the first one always is.
+    least = tl.maximum(top_p * tl.sum(share_N, axis=0), 1e-30)
+    share_N = tl.where(order_N >= _largest_reached(order_N, share_N, least), share_N, 0.0)
+    step = tl.load(state_BS + b * STATE_SIZE + STEP, cache_modifier=".cg")
+    offset = (step * tl.num_programs(0) + b) * (MOST * SIZE)
+    uniform_N = tl.rand(tl.load(seed_1), offset + place_N)
+    noise_N = -tl.log(tl.maximum(uniform_N, 1e-10))
+    _, place = tl.max(share_N / tl.maximum(noise_N, 1e-10), axis=0, return_indices=True)
+    token = tl.sum(tl.where(place_N == place, token_N, 0), axis=0)
+    tl.store(chosen_B + b, token)
+
+
+@triton.jit
 def next_token_kernel(
     best_BG,
     token_BG,

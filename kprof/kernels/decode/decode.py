@@ -290,7 +290,10 @@ class _Call:
         batch, length = input_ids.shape
         engine = decoding.engine(batch, length + self.count)
         with engine.on_stream():
-            engine.begin(input_ids, self.starts, self.stops, self.padding)
+            engine.begin(
+                *(input_ids, self.starts, self.stops, self.padding),
+                is_sampled=self.sampling.is_sampled,
+            )
         rows = self._decode(engine, input_ids, streamer)
         if streamer is not None:
             streamer.end()

@@ -5,7 +5,7 @@ import tests.kernel_interpreter  # noqa: F401, I001 - first, before anything imp
 import pytest
 import torch
 
-from kprof.kernels.decode._engine import Engine, Sampling, sampled
+from kprof.kernels.decode._engine import Engine, Sampling, sampled, tiling_of, tilings_of
 from kprof.kernels.decode._model import decoder_of
 from kprof.kernels.swap.swapping import swapped
 from tests.kernels.kernel_checks import INTERPRETED
@@ -174,6 +174,72 @@ def test_samples_keep_to_the_most_likely_tokens_in_their_shares():
     assert set(sampled(logits, Sampling(True, top_p=0.5)).flatten().tolist()) == {0}
     assert 3 not in sampled(logits, Sampling(True, top_p=0.8))
     assert set(sampled(logits, Sampling(True, temperature=0.01)).flatten().tolist()) == {0}
+
+
+def test_a_kernel_keeps_the_tokens_that_the_processors_of_hugging_face_keep():
+    engine = Engine(decoder_of(made("llama", vocab_size=203)), batch=2, length=32)
+    tokens = torch.randint(203, (2, 3), generator=torch.Generator().manual_seed(1))
+    engine.begin(tokens, None, [], 0)
+    logits = 3 * torch.randn(2, 203, generator=torch.Generator().manual_seed(2))
+    size = engine.tilings.head.rows * engine.tilings.head.tiles
+    padded = torch.nn.functional.pad(logits, (0, -203 % size), value=float("-inf"))
+    engine.logits.copy_(logits)
+    engine.best.copy_(padded.view(2, -1, size).amax(-1))
+    processors = transformers.LogitsProcessorList(
+        [
+            transformers.TemperatureLogitsWarper(1.5),
+            transformers.TopKLogitsWarper(6),
+            transformers.TopPLogitsWarper(0.9),
+        ]
+    )
+    is_kept = processors(None, logits).isfinite()
+    found = torch.zeros_like(is_kept)
+    for step in range(24):
+        engine.state[:, 1] = step
+        engine.launch_sample(Sampling(True, temperature=1.5, top_k=6, top_p=0.9))
+        found.scatter_(1, engine.chosen.long(), True)
+    assert not (found & ~is_kept).any()
+    assert found.sum() >= 6
+    assert (found.sum(dim=1) > 1).all()
+
+
+def test_sampling_of_one_token_is_greedy():
+    model = made("llama")
+    wanted = model.generate(IDS, **GREEDY)
+    with swapped(model, "decode") as swap:
+        found = model.generate(IDS, **{**GREEDY, "do_sample": True, "top_k": 1})
+    assert torch.equal(found, wanted)
+    assert reasons_of(swap) == [None]
+
+
+@pytest.mark.parametrize("batch", [3, 8])
+def test_tensor_cores_and_threads_have_the_same_logits(batch):
+    decoder = decoder_of(made("qwen2"))
+    tokens = torch.randint(40, (batch, 9), generator=torch.Generator().manual_seed(1))
+    logits = []
+    for uses_dots in (False, True):
+        tilings = tilings_of(decoder, batch, uses_dots=uses_dots)
+        engine = Engine(decoder, batch, 64, tilings)
+        engine.begin(tokens, None, [], 0)
+        engine.step(Sampling(is_sampled=True))
+        logits.append(engine.logits)
+    assert torch.allclose(*logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "columns", "num_weights", "tiling"),
+    [
+        # Llama-3.2-1B: down and O.
+        (2_048, 8_192, 1, (4, 8, 4)),
+        (2_048, 2_048, 1, (8, 4, 2)),
+        # Qwen2.5-1.5B: gate and up fill three chunks of 512; O has CTAs for all SMs.
+        (8_960, 1_536, 2, (4, 2, 3)),
+        (1_536, 1_536, 1, (4, 4, 2)),
+    ],
+)
+def test_tilings_fill_registers_and_sms(outputs, columns, num_weights, tiling):
+    found = tiling_of(outputs, columns, 132, num_weights=num_weights)
+    assert (found.rows, found.warps, found.ahead) == tiling
 
 
 class Adapted(torch.nn.Module):
