@@ -46,6 +46,7 @@ GROUPS = {
     "Report and price": {
         "report": "Write one page for decision makers: verdict, cost and confidence.",
         "cost": "Compute the cost of tokens, fleets and training.",
+        "fit": "Compute which models can keep a time to N tokens, by bytes and FLOPs alone.",
         "sla": "Judge SLA targets with 99 % confidence bounds.",
         "engage": "Keep the evidence of one workload and score its predictions.",
     },
