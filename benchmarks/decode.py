@@ -182,7 +182,7 @@ def check(names):
     torch.backends.cuda.matmul.allow_tf32 = False
     for name in names:
         check_logits(name)
-    for family in ("Qwen2", "Llama", "Mistral", "Qwen3", "Gemma"):
+    for family in ("Qwen2", "Llama", "Mistral", "Qwen3", "Gemma", "Gemma2"):
         check_tokens(family)
 
 

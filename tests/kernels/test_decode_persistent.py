@@ -211,7 +211,7 @@ def test_the_executor_computes_the_logits_of_the_model_in_any_order(family, othe
     slot = tokens.shape[1] - 1
     sizes = Sizes(2, 64, 96, 2, decoder.group, 16, 101, splits=2)
     cache = torch.full((2, 2, 1, 2, 512, 16), float("nan"))
-    _reference.forward(decoder, tokens[:, :-1], cache[0], cache[1], decoder.rotations(512))
+    _reference.forward(decoder, tokens[:, :-1], cache[0], cache[1], {None: decoder.rotations(512)})
     executor = Executor(
         decoder,
         schedule_of(sizes, [1.0] * 5),

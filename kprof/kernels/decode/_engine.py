@@ -203,7 +203,10 @@ class Engine:
         heads, group, dim = decoder.heads, decoder.group, decoder.dim
         shape = (len(decoder.layers), batch, heads, self.length, dim)
         self.keys, self.values = empty(*shape, dtype=dtype), empty(*shape, dtype=dtype)
-        self.rotations = decoder.rotations(self.length)
+        kinds = {layer.rotation for layer in decoder.layers}
+        self.rotations = {kind: decoder.rotations(self.length, kind) for kind in kinds}
+        # What a norm takes before it is added to the residual stream.
+        self.added = empty(batch, decoder.hidden)
         self.residual = empty(batch, decoder.hidden)
         self.copy = empty(batch, decoder.hidden, dtype=dtype)
         self.qkv = empty(batch, (group + 2) * heads * dim)
@@ -364,7 +367,7 @@ class Engine:
 
     def sequence(self) -> Sequence:
         """Return the cache and the state of the only sequence, for the persistent kernel."""
-        cache = (self.keys[:, 0], self.values[:, 0], *self.rotations)
+        cache = (self.keys[:, 0], self.values[:, 0], *self.rotations[None])
         return Sequence(*cache, self.state[0], self.stops, self.tokens[0])
 
     def step_ms(self) -> float:
@@ -388,9 +391,9 @@ class Engine:
         for index, layer in enumerate(self.decoder.layers):
             self.launch_qkv(layer)
             self.launch_attention(layer, index)
-            self.launch_added(layer.o, self.attended, self.tilings.o)
+            self.launch_added(layer.o, self.attended, self.tilings.o, layer.after_attention)
             self.launch_gated(layer)
-            self.launch_added(layer.down, self.gated, self.tilings.down)
+            self.launch_added(layer.down, self.gated, self.tilings.down, layer.after_mlp)
         self.launch_head(keeps_logits=sampling.is_sampled)
         if sampling.is_sampled:
             self.launch_sample(sampling)
@@ -416,10 +419,27 @@ class Engine:
             is_first=layer is self.decoder.layers[0],
         )
 
-    def launch_added(self, weight: Weight, x: Tensor, tiling: Tiling) -> None:
-        """Add the product of x to the residual stream."""
+    def launch_added(
+        self, weight: Weight, x: Tensor, tiling: Tiling, after: Tensor | None = None
+    ) -> None:
+        """Add the product of x to the residual stream; normalised with the gain `after`."""
         options = self._options(tiling.warps)
-        launch_linear(x, None, (weight,), self.residual, tiling, options, copy=self.copy)
+        if after is None:
+            launch_linear(x, None, (weight,), self.residual, tiling, options, copy=self.copy)
+            return
+        launch_linear(x, None, (weight,), self.added, tiling, options)
+        hidden = self.decoder.hidden
+        _step.add_normed_kernel[(self.batch,)](
+            self.added,
+            after,
+            self.residual,
+            self.copy,
+            self.decoder.eps,
+            K=hidden,
+            BLOCK=next_power_of_two(hidden),
+            ADD_ONE=self.decoder.adds_one,
+            **self._options(8),
+        )
 
     def launch_attention(self, layer: Layer, index: int) -> None:
         """Append to the cache of a layer, and attend to it."""
@@ -428,7 +448,7 @@ class Engine:
         gains = [self.qkv if one is None else one for one in norms]
         _step.attend_kernel[(self.num_splits, decoder.heads, self.batch)](
             self.qkv,
-            *self.rotations,
+            *self.rotations[layer.rotation],
             *gains,
             self.keys[index],
             self.values[index],
@@ -440,6 +460,7 @@ class Engine:
             decoder.scale * LOG2_E,
             decoder.eps,
             layer.window or 0,
+            decoder.score_cap or 0.0,
             HEADS=decoder.heads,
             GROUP=decoder.group,
             DIM=decoder.dim,
@@ -452,6 +473,7 @@ class Engine:
             HAS_NORM=layer.q_norm is not None,
             ADD_ONE=decoder.adds_one,
             HAS_WINDOW=layer.window is not None,
+            HAS_CAP=decoder.score_cap is not None,
             **self._options(8),
             **({"maxnreg": REGISTERS_OF_ATTENTION} if self.is_cuda else {}),
         )
@@ -493,6 +515,7 @@ class Engine:
             self.candidates,
             n=decoder.vocabulary,
             eps=decoder.eps,
+            cap=decoder.logit_cap or 0.0,
             K=decoder.hidden,
             BLOCK=tiling.block(decoder.hidden),
             ROWS=tiling.rows,
@@ -501,6 +524,7 @@ class Engine:
             BATCH=self.batch,
             ADD_ONE=decoder.adds_one,
             KEEPS_LOGITS=keeps_logits,
+            HAS_CAP=decoder.logit_cap is not None,
             PARTS=tiling.parts,
             **self._options(tiling.warps),
         )

@@ -22,6 +22,8 @@ FAMILIES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "GemmaForCausalLM": "gemma",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
 }
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 # Of positions: others depend on the length of the sequence.
@@ -53,6 +55,11 @@ class Layer:
     down: Weight
     window: int | None
     """How many keys a query sees, its own with them; None: all."""
+    after_attention: Tensor | None = None
+    """The norm of what attention adds to the residual stream; None: there is none."""
+    after_mlp: Tensor | None = None
+    rotation: str | None = None
+    """The type of the layer, where each has its own rotation."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,9 @@ class Decoder:
     adds_one: bool
     """Whether the weights of norms are one less than what they multiply by."""
     embedding_scale: float
+    score_cap: float | None = None
+    """c of c tanh(x / c) of attention's scores; None: they have no cap."""
+    logit_cap: float | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -106,6 +116,7 @@ class Decoder:
             for name in ("q", "k", "v", "o", "gate", "up", "down"):
                 weight = getattr(layer, name)
                 found += [one for one in (weight.weight, weight.bias) if one is not None]
+            found += [one for one in (layer.after_attention, layer.after_mlp) if one is not None]
         return found
 
     def bytes_per_token(self, context: int) -> int:
@@ -114,12 +125,12 @@ class Decoder:
         row = 2 * self.heads * self.dim * self.embedding.element_size() * len(self.layers)
         return weights + row * context
 
-    def rotations(self, length: int) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines in float32, (length, dim)."""
+    def rotations(self, length: int, kind: str | None = None) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines in float32, (length, dim), for layers of a `rotation`."""
         positions = torch.arange(length, device=self.device)[None]
         like = torch.empty(1, 1, self.dim, device=self.device, dtype=torch.float32)
         with torch.no_grad():
-            cos, sin = self.rotary(like, positions)
+            cos, sin = self.rotary(like, positions, *([] if kind is None else [kind]))
         return cos[0].contiguous(), sin[0].contiguous()
 
 
@@ -131,7 +142,7 @@ def decoder_of(model: Module) -> Decoder | str:
     config: Any = model.config
     body: Any = model.model
     attention = body.layers[0].self_attn
-    is_gemma = FAMILIES[type(model).__name__] == "gemma"
+    is_gemma = FAMILIES[type(model).__name__].startswith("gemma")
     dim = attention.head_dim
     key_heads = attention.k_proj.weight.shape[0] // dim
     scale = getattr(body.embed_tokens, "embed_scale", None)
@@ -151,6 +162,9 @@ def decoder_of(model: Module) -> Decoder | str:
         adds_one=is_gemma,
         # Rounded to the dtype, as the model does.
         embedding_scale=1.0 if scale is None else scale.to(body.embed_tokens.weight.dtype).item(),
+        # The attention of Gemma 3 leaves its own out.
+        score_cap=config.attn_logit_softcapping if config.model_type == "gemma2" else None,
+        logit_cap=getattr(config, "final_logit_softcapping", None),
     )
     return _why_not_sized(found) or found
 
@@ -163,10 +177,20 @@ def _why_not(model: Module) -> str | None:
     config: Any = model.config
     if _activation(config) not in ACTIVATIONS:
         return f"its activation is {_activation(config)}"
-    rotation = (config.rope_parameters or {}).get("rope_type")
-    if rotation not in ROTATIONS:
-        return f"its rotary positions are of the type {rotation}"
+    for rotation in _rotations(config):
+        if rotation not in ROTATIONS:
+            return f"its rotary positions are of the type {rotation}"
+    if getattr(config, "use_bidirectional_attention", False):
+        return "its attention is not causal"
     return _why_changed(model)
+
+
+def _rotations(config: Any) -> list[Any]:
+    """Return the types of the rotary positions, of all types of layers."""
+    parameters = config.rope_parameters or {}
+    if parameters and all(isinstance(one, dict) for one in parameters.values()):
+        return [one.get("rope_type") for one in parameters.values()]
+    return [parameters.get("rope_type")]
 
 
 def _activation(config: Any) -> str:
@@ -222,6 +246,8 @@ def _weight(linear: Linear) -> Weight:
 def _layer(layer: Any, config: Any) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+    is_gemma = hasattr(layer, "pre_feedforward_layernorm")
+    after = layer.post_attention_layernorm.weight
     return Layer(
         before_attention=layer.input_layernorm.weight,
         q=_weight(attention.q_proj),
@@ -230,11 +256,14 @@ def _layer(layer: Any, config: Any) -> Layer:
         q_norm=None if q_norm is None else q_norm.weight,
         k_norm=None if k_norm is None else k_norm.weight,
         o=_weight(attention.o_proj),
-        before_mlp=layer.post_attention_layernorm.weight,
+        before_mlp=layer.pre_feedforward_layernorm.weight if is_gemma else after,
         gate=_weight(mlp.gate_proj),
         up=_weight(mlp.up_proj),
         down=_weight(mlp.down_proj),
         window=_window(attention, config),
+        after_attention=after if is_gemma else None,
+        after_mlp=layer.post_feedforward_layernorm.weight if is_gemma else None,
+        rotation=attention.layer_type if config.model_type == "gemma3_text" else None,
     )
 
 

@@ -13,6 +13,9 @@ from torch.nn import functional
 
 from kprof.kernels.decode._model import Decoder, Layer, Weight
 
+Rotations = dict[str | None, tuple[Tensor, Tensor]]
+"""Cosines and sines of each type of layer."""
+
 GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
@@ -60,7 +63,7 @@ def forward(
     tokens: Tensor,
     keys: Tensor,
     values: Tensor,
-    rotations: tuple[Tensor, Tensor],
+    rotations: Rotations,
     *,
     first: int = 0,
     starts: Tensor | None = None,
@@ -72,7 +75,7 @@ def forward(
         tokens: (B, T).
         keys: The cache, (layers, B, heads, slots, dim); written.
         values: As keys.
-        rotations: Cosines and sines of all positions, (slots, dim).
+        rotations: Cosines and sines of all positions, (slots, dim), by the layers' `rotation`.
         first: The slot of the first token.
         starts: The first slot of each sequence that is not padding, (B,); None: 0.
     """
@@ -80,14 +83,17 @@ def forward(
     positions = torch.arange(first, first + count, device=tokens.device).expand(batch, -1)
     if starts is not None:
         positions = (positions - starts[:, None]).clamp(min=0)
-    cos, sin = (one[positions].to(decoder.dtype) for one in rotations)
+    chosen = {
+        kind: tuple(one[positions].to(decoder.dtype) for one in tables)
+        for kind, tables in rotations.items()
+    }
     x = embedded(tokens, decoder)
     masks: dict[int | None, Tensor | None] = {}
     for index, layer in enumerate(decoder.layers):
         if layer.window not in masks:
             masks[layer.window] = _mask(first, count, starts, layer.window, tokens)
         cache = keys[index, :, :, : first + count], values[index, :, :, : first + count]
-        x = _layer(decoder, layer, x, cache, (cos, sin), masks[layer.window], first)
+        x = _layer(decoder, layer, x, cache, chosen[layer.rotation], masks[layer.window], first)
     return x
 
 
@@ -107,7 +113,7 @@ def _layer(
     layer: Layer,
     x: Tensor,
     cache: tuple[Tensor, Tensor],
-    rotations: tuple[Tensor, Tensor],
+    rotations: tuple[Tensor, ...],
     mask: Tensor | None,
     first: int,
 ) -> Tensor:
@@ -126,21 +132,47 @@ def _layer(
     if first == 0:
         # Contiguous in tokens, which the cache need not be.
         keys, values = k, v
-    y = functional.scaled_dot_product_attention(
-        q,
-        keys,
-        values,
-        attn_mask=mask,
-        is_causal=mask is None and count > 1,
-        scale=decoder.scale,
-        enable_gqa=decoder.group > 1,
-    )
-    x = x + linear(y.transpose(1, 2).reshape(batch, count, -1), layer.o)
+    y = _attended(decoder, q, keys, values, mask)
+    added = linear(y.transpose(1, 2).reshape(batch, count, -1), layer.o)
+    x = x + _normed_after(added, layer.after_attention, decoder)
     inputs = normed(x, layer.before_mlp, decoder)
     gate = GATES[decoder.activation](linear(inputs, layer.gate))
-    return x + linear(gate * linear(inputs, layer.up), layer.down)
+    added = linear(gate * linear(inputs, layer.up), layer.down)
+    return x + _normed_after(added, layer.after_mlp, decoder)
+
+
+def _normed_after(x: Tensor, gain: Tensor | None, decoder: Decoder) -> Tensor:
+    return x if gain is None else normed(x, gain, decoder)
+
+
+def capped(x: Tensor, cap: float | None) -> Tensor:
+    """Return c tanh(x / c); x without a cap."""
+    return x if cap is None else torch.tanh(x / cap) * cap
+
+
+def _attended(
+    decoder: Decoder, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
+) -> Tensor:
+    count = q.shape[2]
+    if decoder.score_cap is None:
+        return functional.scaled_dot_product_attention(
+            q,
+            keys,
+            values,
+            attn_mask=mask,
+            is_causal=mask is None and count > 1,
+            scale=decoder.scale,
+            enable_gqa=decoder.group > 1,
+        )
+    keys, values = (one.repeat_interleave(decoder.group, dim=1) for one in (keys, values))
+    scores = capped(q @ keys.transpose(2, 3) * decoder.scale, decoder.score_cap)
+    if mask is None:
+        is_seen = torch.ones(count, keys.shape[2], dtype=torch.bool, device=q.device)
+        mask = is_seen.tril(keys.shape[2] - count)
+    scores = scores.masked_fill(~mask, float("-inf"))
+    return torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype) @ values
 
 
 def logits_of(x: Tensor, decoder: Decoder) -> Tensor:
     """Return the logits of hidden states."""
-    return linear(normed(x, decoder.norm, decoder), decoder.head)
+    return capped(linear(normed(x, decoder.norm, decoder), decoder.head), decoder.logit_cap)

@@ -31,6 +31,7 @@ CALL = tl.constexpr(5)
 STATE_SIZE = tl.constexpr(8)
 # Rows of sequences of an instruction of tensor cores.
 ROWS_OF_DOT = tl.constexpr(8)
+LOG2_E = tl.constexpr(1.4426950408889634)
 # Inputs that a thread loads together, 16 bytes of them in 16 bits.
 VECTOR = tl.constexpr(8)
 
@@ -285,6 +286,36 @@ def linear_kernel(  # noqa: C901, PLR0915
 
 
 @triton.jit
+def add_normed_kernel(
+    added_BK,
+    gain_K,
+    residual_BK,
+    copy_BK,
+    eps,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ADD_ONE: tl.constexpr,
+    PDL: tl.constexpr,
+) -> None:
+    """Add normalised rows to the residual stream, and copy it; a CTA has one sequence."""
+    if PDL:
+        gdc_launch_dependents()
+    column_K = tl.arange(0, BLOCK)
+    is_there_K = column_K < K
+    gain = tl.load(gain_K + column_K, is_there_K, other=0.0).to(tl.float32)
+    if ADD_ONE:
+        gain += 1.0
+    if PDL:
+        gdc_wait()
+    at_K = tl.program_id(0) * K + column_K
+    x_K = tl.load(added_BK + at_K, is_there_K, other=0.0, cache_modifier=".cg")
+    y_K = tl.load(residual_BK + at_K, is_there_K, other=0.0, cache_modifier=".cg")
+    y_K += x_K * _inverse_rms(tl.sum(x_K * x_K, axis=0), eps, K) * gain
+    tl.store(residual_BK + at_K, y_K, is_there_K)
+    tl.store(copy_BK + at_K, y_K.to(copy_BK.dtype.element_ty), is_there_K)
+
+
+@triton.jit
 def _activated(x, ACTIVATION: tl.constexpr) -> tl.tensor:
     if ACTIVATION == "silu":
         y = x * tl.sigmoid(x)
@@ -422,6 +453,7 @@ def head_kernel(  # noqa: C901, PLR0915
     token_BG,
     n,
     eps,
+    cap,
     K: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
@@ -430,6 +462,7 @@ def head_kernel(  # noqa: C901, PLR0915
     BATCH: tl.constexpr,
     ADD_ONE: tl.constexpr,
     KEEPS_LOGITS: tl.constexpr,
+    HAS_CAP: tl.constexpr,
     PARTS: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
@@ -492,6 +525,7 @@ def head_kernel(  # noqa: C901, PLR0915
                     sum_RK += _sums(weights_RK * inputs[b * CHUNKS + chunk])
                 sums = _with(sums, sum_RK)
             logit_RB = tl.sum(_stacked(sums, BATCH), axis=1) * scale_1B
+        logit_RB = _capped(logit_RB, cap, HAS_CAP)
         at_R = row_R + (start + tile * ROWS)
         if KEEPS_LOGITS:
             at_RB = at_R[:, None] + (sequence_B * n)[None, :]
@@ -530,8 +564,26 @@ def _rotated(
 
 
 @triton.jit
-def _seen(score_MN, is_key_N, scale) -> tl.tensor:
-    return tl.where(is_key_N[None, :], score_MN * scale, float("-inf"))
+def _capped(x, cap, HAS_CAP: tl.constexpr) -> tl.tensor:
+    """Return c tanh(x / c): tanh(u) = 2 sigmoid(2 u) - 1."""
+    if HAS_CAP:
+        x = cap * (2.0 * tl.sigmoid(2.0 * x / cap) - 1.0)
+    return x
+
+
+@triton.jit
+def _scored(score, scale, cap, HAS_CAP: tl.constexpr) -> tl.tensor:
+    """Return scores as powers of 2 take them; the scale has the factor log2(e), the cap not."""
+    if HAS_CAP:
+        score = _capped(score * (scale / LOG2_E), cap, HAS_CAP) * LOG2_E
+    else:
+        score *= scale
+    return score
+
+
+@triton.jit
+def _seen(score_MN, is_key_N, scale, cap, HAS_CAP: tl.constexpr) -> tl.tensor:
+    return tl.where(is_key_N[None, :], _scored(score_MN, scale, cap, HAS_CAP), float("-inf"))
 
 
 @triton.jit
@@ -551,6 +603,7 @@ def attend_kernel(  # noqa: PLR0915
     scale,
     eps,
     window,
+    cap,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
@@ -563,6 +616,7 @@ def attend_kernel(  # noqa: PLR0915
     HAS_NORM: tl.constexpr,
     ADD_ONE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     """Rotate a token's query and key, append key and value to the cache, and attend.
@@ -614,10 +668,11 @@ def attend_kernel(  # noqa: PLR0915
     at_1D = cache + slot * DIM + column_D[None, :]
     tl.store(k_BHLD + at_1D, k_1D, is_last)
     tl.store(v_BHLD + at_1D, v_1D, is_last)
-    new_M = tl.sum(q_MD.to(tl.float32) * k_1D.to(tl.float32), axis=1) * scale
+    new_M = tl.sum(q_MD.to(tl.float32) * k_1D.to(tl.float32), axis=1)
+    new_M = _scored(new_M, scale, cap, HAS_CAP)
     new_M = tl.where(is_last, new_M, float("-inf"))
     score_ME = tl.dot(q_MD, k_ED.T, input_precision="ieee")
-    score_ME = _seen(score_ME, is_early_E, scale)
+    score_ME = _seen(score_ME, is_early_E, scale, cap, HAS_CAP)
     # A split has keys, or the new one.
     largest_M = tl.maximum(new_M, tl.max(score_ME, axis=1))
     new_M = tl.exp2(new_M - largest_M)
@@ -633,7 +688,8 @@ def attend_kernel(  # noqa: PLR0915
         at_ND = cache + key_N[:, None] * DIM + column_D[None, :]
         k_ND = tl.load(k_BHLD + at_ND, is_key_N[:, None], other=0.0)
         v_ND = tl.load(v_BHLD + at_ND, is_key_N[:, None], other=0.0)
-        score_MN = _seen(tl.dot(q_MD, k_ND.T, input_precision="ieee"), is_key_N, scale)
+        score_MN = tl.dot(q_MD, k_ND.T, input_precision="ieee")
+        score_MN = _seen(score_MN, is_key_N, scale, cap, HAS_CAP)
         weight_MN, shrink_M, largest_M, total_MN = weigh(score_MN, largest_M, total_MN)
         sum_MD = sum_MD * shrink_M[:, None]
         weight_MN = weight_MN.to(v_ND.dtype)

@@ -76,6 +76,7 @@ class Kept:
         ("qwen2", {}),
         ("qwen3", {"num_attention_heads": 2, "num_key_value_heads": 2}),
         ("gemma", {}),
+        ("gemma2", {"sliding_window": 4}),
     ],
 )
 def test_a_swapped_model_generates_the_same_tokens_behind_padding(kind, options):
@@ -163,6 +164,33 @@ def test_many_keys_are_attended_to_in_parts_and_those_behind_the_last_never(dtyp
     error = (engine.logits - wanted).norm() / wanted.norm()
     assert error < {torch.float32: 1e-5, torch.float16: 5e-3}[dtype]
     assert engine.num_splits > 1
+
+
+GEMMA = {
+    "gemma2": {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    "gemma3_text": {
+        "final_logit_softcapping": 5.0,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0},
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("kind", GEMMA)
+def test_gemma_with_caps_windows_and_four_norms_has_the_logits_of_hugging_face(kind):
+    layers = ["sliding_attention", "full_attention"]
+    options = {"sliding_window": 40, "query_pre_attn_scalar": 9, "layer_types": layers}
+    model = made(kind, **options, **GEMMA[kind])
+    model.set_attn_implementation("eager")
+    engine = Engine(decoder_of(model), batch=1, length=512)
+    tokens = torch.randint(40, (1, 300), generator=torch.Generator().manual_seed(1))
+    engine.begin(tokens, None, [], 0)
+    engine.step(Sampling(is_sampled=True))
+    with torch.no_grad():
+        wanted = model(tokens).logits[:, -1]
+    assert (engine.logits - wanted).norm() / wanted.norm() < 1e-5
 
 
 def test_samples_keep_to_the_most_likely_tokens_in_their_shares():

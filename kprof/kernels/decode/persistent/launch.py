@@ -87,8 +87,10 @@ def why_not(decoder: Decoder) -> str | None:
     """Return why the persistent kernel does not support a model on its device; None: it does."""
     if decoder.dtype != torch.bfloat16:
         return f"its weights are in {decoder.dtype}, not in bfloat16"
-    if len({one.window for one in decoder.layers}) > 1:
-        return "its layers have several windows"
+    if len({(one.window, one.rotation) for one in decoder.layers}) > 1:
+        return "its layers have several windows or rotations"
+    if decoder.score_cap or decoder.logit_cap or decoder.layers[0].after_attention is not None:
+        return "its scores or logits have a cap, or its layers have four norms"
     if decoder.dim > PARTS * 2 or decoder.dim < 16:
         return f"its heads have {decoder.dim} columns"
     if any(one.data_ptr() % 16 for one in decoder.weights()):
