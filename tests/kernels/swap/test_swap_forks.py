@@ -9,6 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import kprof
+from kprof.kernels.swap.providers import DryProviders
+from kprof.kernels.swap.sites import norms
+from kprof.kernels.swap.swapping import Swap
 from tests.kernels.kernel_checks import INTERPRETED, quiet_numpy  # noqa: F401
 
 pytestmark = INTERPRETED
@@ -220,3 +223,12 @@ def test_checkpoints_recompute_forks(is_reentrant):
         y.square().sum().backward()
     found = [y.detach(), leaf.grad, *(one.grad for one in parameters)]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_dry_run_launches_nothing(monkeypatch):
+    model, x = made(Nano)
+    expected, _ = trained(model, x)
+    monkeypatch.setattr(norms, "forked_norm", None)
+    with Swap([model], ["layernorm"], providers=DryProviders):
+        found, _ = trained(model, x)
+    torch.testing.assert_close(found, expected)

@@ -451,7 +451,8 @@ def _normalising(
             decision.num_calls += 1
             function = decision.function
             rounded = rounding(kprof_readers, decision, x, defaults)
-            if kprof_forks and may_fork and decision.provider == OURS and needs_gradient(x):
+            forks = kprof_forks and may_fork and function is not None and needs_gradient(x)
+            if forks and decision.provider == OURS:
                 return forked_norm(form, x, weight, bias, eps, *rounded[len(defaults) :])
             arguments += rounded
         return original(self, x) if function is None else function(*arguments)
