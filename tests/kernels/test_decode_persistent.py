@@ -1,6 +1,7 @@
 """The schedule of the persistent decode kernel, and its executor beside models of Hugging Face."""
 
 import random
+import re
 
 import pytest
 import torch
@@ -9,8 +10,17 @@ import transformers
 from kprof.kernels.decode import _reference
 from kprof.kernels.decode._model import decoder_of
 from kprof.kernels.decode.persistent.executor import SPLIT_KEYS, Executor
+from kprof.kernels.decode.persistent.launch import (
+    INSTRUCTION_BYTES,
+    LAYER_BYTES,
+    MOST_STOPS,
+    SOURCE,
+    Parameters,
+)
 from kprof.kernels.decode.persistent.schedule import (
+    MOST_ROWS,
     NONE,
+    PARTS,
     Op,
     Schedule,
     Sizes,
@@ -38,6 +48,27 @@ EQUAL = [1.0] * 132
 )
 def test_schedules_of_real_sizes_are_correct(sizes):
     assert why_wrong(schedule_of(sizes, EQUAL)) is None
+
+
+def names_in(kind, name):
+    """Return the names that a struct or an enum of the source declares, in their order."""
+    body = re.search(rf"{kind} {name} {{(.*?)}}", SOURCE.read_text(), re.DOTALL)[1]
+    body = re.sub(r"//.*", "", body)
+    declared = [part.split("=")[0] for part in re.split(r"[,;]", body) if part.strip()]
+    return [re.findall(r"\w+", one)[-1] for one in declared]
+
+
+def test_parameters_and_operators_are_those_of_the_source():
+    assert names_in("struct", "Parameters") == [one[0] for one in Parameters._fields_]
+    assert names_in("enum", "Op") == [*Op.__members__, "OPS"]
+    assert len(names_in("struct", "Instruction")) * 4 == INSTRUCTION_BYTES
+    assert len(names_in("struct", "Layer")) * 8 == LAYER_BYTES
+
+
+def test_the_source_says_how_many_rows_are_kept_together():
+    source = SOURCE.read_text()
+    for name, value in {"PARTS": PARTS, "MOST_ROWS": MOST_ROWS, "MOST_STOPS": MOST_STOPS}.items():
+        assert f"constexpr int {name} = {value};" in source
 
 
 def test_sms_read_the_same_bytes_but_for_one_row():
