@@ -5,10 +5,13 @@ import tests.kernel_interpreter  # noqa: F401, I001 - first, before anything imp
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.nn import functional
 
 from kprof.kernels.swap.patches import Patched
+from kprof.kernels.swap.providers import WITH_SITES
 from kprof.kernels.swap.swapping import swapped
+from tests.kernels.kernel_checks import COMPILED, INTERPRETED, quiet_numpy  # noqa: F401
 from tests.kernels.swap_models import NAMES, Mlp, Model, Norm, tokens
 
 
@@ -164,3 +167,48 @@ def test_inside_a_compiled_transform_the_original_runs():
         found = torch.compile(torch.func.grad(loss), backend="eager")(weights)["weight"]
     torch.testing.assert_close(found, wanted)
     assert float(found.abs().max()) > 0
+
+
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "vocab_size": 64,
+}
+IDS = {"input_ids": torch.arange(16).view(2, 8), "labels": torch.arange(16).view(2, 8)}
+PIXELS = {"pixel_values": torch.ones(2, 3, 16, 16), "labels": torch.tensor([0, 1])}
+TRAINED = {
+    "llama": ("AutoModelForCausalLM", {"num_key_value_heads": 2}, IDS),
+    "gemma2": ("AutoModelForCausalLM", {"num_key_value_heads": 2, "head_dim": 8}, IDS),
+    "gpt_neox": ("AutoModelForCausalLM", {}, IDS),
+    "bert": ("AutoModelForMaskedLM", {}, IDS),
+    "vit": ("AutoModelForImageClassification", {"image_size": 16, "patch_size": 4}, PIXELS),
+}
+
+
+@pytest.mark.slow
+@INTERPRETED
+@COMPILED
+@pytest.mark.parametrize("name", TRAINED)
+def test_all_kernels_in_a_compiled_model_of_transformers_add_no_graph_break(name):
+    transformers = pytest.importorskip("transformers")
+    kind, more, inputs = TRAINED[name]
+    config = transformers.AutoConfig.for_model(name, **SIZES, **more)
+    model = getattr(transformers, kind).from_config(config)
+
+    def breaks_and_loss():
+        torch.compiler.reset()
+        counters.clear()
+        loss = torch.compile(model, backend="aot_eager")(**inputs).loss
+        loss.backward()
+        return sum(counters["graph_break"].values()), loss.detach()
+
+    torch.manual_seed(1)
+    num_before, wanted = breaks_and_loss()
+    torch.manual_seed(1)
+    with swapped(model, *sorted(WITH_SITES - {"decode", "fp8_linear", "attention_fp8"})) as swap:
+        num_breaks, loss = breaks_and_loss()
+    assert num_breaks <= num_before
+    torch.testing.assert_close(loss, wanted, rtol=1e-3, atol=1e-3)
+    assert any(one.is_compiled and one.provider for site in swap.replaced for one in site.calls)
