@@ -611,9 +611,12 @@ def compared(folder, script, change, pairs):
         print(ran.stderr[-2500:], flush=True)
         words = " ".join(script).replace(str(folder), folder.name)
         choice = out / "choice.json"
-        tried = json.loads(choice.read_text())["tried"] if choice.exists() else []
-        tried = [{key: one[key] for key in ("name", "ratio", "low", "high")} for one in tried]
+        told = json.loads(choice.read_text()) if choice.exists() else {"tried": []}
+        kept = ("name", "ratio", "low", "high", "why", "is_joined", "instead_of", "gate")
+        tried = [{key: one[key] for key in kept if one.get(key)} for one in told["tried"]]
         found = {"script": words, "seconds": round(time.monotonic() - began_s, 1)}
+        if told.get("joint"):
+            found["joint"] = {key: told["joint"][key] for key in ("ratio", "low", "high")}
         if not ran.stdout:
             logs = sorted(out.rglob("*.log"), key=lambda path: path.stat().st_mtime)
             last = logs[-1].read_text(errors="replace")[-3000:] if logs else ""
