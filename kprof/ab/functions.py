@@ -503,11 +503,12 @@ def _doubts(
         doubts.append("Times had not settled when the warm-up ended.")
     if stopwatch.num_exposed:
         doubts.append(
-            f"In {stopwatch.num_exposed} samples the GPU waited for launches, so that they are "
+            f"In {counted(stopwatch.num_exposed, 'sample')} the GPU waited for launches, which are "
             "part of the time: use the clock wall, or capture the work in a CUDA graph."
         )
     if watcher.num_neighbours:
-        doubts.append(f"{watcher.num_neighbours} other processes were on the GPU from the start.")
+        others = counted(watcher.num_neighbours, "other process", "other processes")
+        doubts.append(f"On the GPU from the start: {others}.")
     if changing == "AB":
         doubts.append(BOTH_CHANGE)
     if difference is None:

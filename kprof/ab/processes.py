@@ -17,7 +17,7 @@ from kprof.analyze.verdict.judge import fewest_for_verdict, fewest_pairs, is_eno
 from kprof.analyze.verdict.rule import FIXED_PAIRS
 from kprof.collect.trials import Schedule, Trial, Variant, Window, run_trial
 from kprof.comparison import Claim, Comparison, Metric, Pair, Plan, save_pairs
-from kprof.errors import KprofError
+from kprof.errors import KprofError, counted
 from kprof.report.units import format_count
 
 STEP = Metric("step time", "ns")
@@ -226,7 +226,8 @@ def _doubts_of_energy(reasons: Sequence[str]) -> tuple[str, ...]:
     """Say why the energy of some processes is missing; each reason is empty where it is not."""
     counts = Counter(reason for reason in reasons if reason)
     return tuple(
-        f"The energy of {number} of {len(reasons)} processes is missing: {reason}."
+        f"The energy of {number} of {counted(len(reasons), 'process', 'processes')} is missing: "
+        f"{reason}."
         for reason, number in counts.items()
     )
 

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from kprof.device import Device, find_device
+from kprof.errors import counted
 from kprof.storage import cache_folder
 
 COPY_BYTES = 256 << 20
@@ -150,7 +151,7 @@ def measure_host() -> Device:
         copy_ns = _best_ns(lambda: list(pool.map(lambda pair: np.copyto(*pair), pieces)))
     product_ns = _best_ns(lambda: matrix @ matrix)
     return Device(
-        name=f"host, {num_cores} cores",
+        name=f"host, {counted(num_cores, 'core')}",
         memory_bytes_per_s=2 * COPY_BYTES / copy_ns * 1e9,
         flops_per_s={"fp32": 2 * MATRIX_SIZE**3 / product_ns * 1e9},
         source="measured after the run: copy of 256 MiB, fp32 product of 2048³",

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kprof.collect.collectives import Pair, Run, by_number, by_order, runs_of
+from kprof.errors import counted
 from kprof.trace import Caveat, Trace
 
 # Clocks that contradict the collectives by no more than this are left alone: every process
@@ -283,7 +284,8 @@ def _moves(moved: dict[str, _Place]) -> Iterator[str]:
         shifts = [place.shift_ns for place in moved.values()]
         remaining = _time(max(place.within_ns for place in moved.values()))
         yield (
-            f"The clocks of {len(moved)} recordings were moved by {_time(min(shifts), sign='+')} "
+            f"The clocks of {counted(len(moved), 'recording')} were moved by "
+            f"{_time(min(shifts), sign='+')} "
             f"to {_time(max(shifts), sign='+')}, {_by(list(moved.values()))}; at most {remaining} "
             "of uncertainty remain."
         )
@@ -318,7 +320,7 @@ def _listed(names: list[str]) -> str:
 def _agreement(kept: list[_Place], number: int) -> Iterator[str]:
     # The first to be placed is the reference itself.
     if len(kept) > 1:
-        whose = "all ranks" if len(kept) == number else f"{len(kept)} recordings"
+        whose = "all ranks" if len(kept) == number else counted(len(kept), "recording")
         within = _time(max(place.within_ns for place in kept))
         yield f"The clocks of {whose} agree within {within}, {_by(kept[1:])}."
 

@@ -15,6 +15,7 @@ from kprof.analyze.sla.independence import RUNS_DIFFER
 from kprof.analyze.sla.rates import find_window
 from kprof.analyze.sla.responses import Responses
 from kprof.analyze.sla.target_verdict import Judgement, condition_of
+from kprof.errors import counted
 from kprof.report.figures import (
     BLUE,
     GREEN,
@@ -204,7 +205,11 @@ def _reasons(judgements: Sequence[Judgement]) -> list[Text]:
     for judgement in judgements:
         needed = judgement.samples_needed
         where = ", of more runs," if judgement.why_fewer == RUNS_DIFFER else ""
-        more = f"; about {needed:,} samples like these{where} would prove it" if needed else ""
+        more = (
+            f"; about {counted(needed, 'sample')} like these{where} would prove it"
+            if needed
+            else ""
+        )
         if judgement.load_s_needed:
             more += f"; about {format_time(1e9 * judgement.load_s_needed)} of such load, or a "
             more += "shorter --spell that you know to be true, would prove it"

@@ -312,7 +312,7 @@ def _device(trace: Trace) -> Iterator[Check]:
         yield Check(
             "GPU activity",
             "bad",
-            f"{lost:,} kernels or graphs were launched, and no GPU activity was recorded",
+            f"{counted(lost, 'launch', 'launches')} of kernels and graphs, and no GPU activity",
             "the GPU's work is missing; all results are about the host's operators, by their self "
             "time",
             "record the GPU, too: activities=[CPU, CUDA], and one profiler at a time",
@@ -338,7 +338,7 @@ def _losses(trace: Trace) -> Iterator[Check]:
         lost = sum(map(count, launches))
         told = f"{lost:,} of {counted(number, 'launch', 'launches')} left no activity {place}"
         if name == "Dropped records" and dropped:
-            told = f"the profiler reports {dropped:,} dropped records; {told}"
+            told = f"the profiler reports {counted(dropped, 'dropped record')}; {told}"
             lost = max(lost, dropped)
         if not launches and not lost:
             yield Check(
@@ -385,7 +385,7 @@ def _damage(trace: Trace) -> Iterator[Check]:
         yield Check(
             "Damaged records",
             "limited",
-            f"{repaired:,} events are not valid JSON, and were read in part",
+            f"{counted(repaired, 'event')} in invalid JSON, read in part",
             "their names or values may be wrong or missing; their times are correct",
             "record with a newer torch, which writes valid JSON",
         )

@@ -50,6 +50,7 @@ from kprof.analyze.sla.target_verdict import (
     not_measured,
 )
 from kprof.analyze.sla.targets import Target, TargetError
+from kprof.errors import counted
 from kprof.trace import Caveat, Trace
 
 LONGEST_SPELL_S = 10.0
@@ -280,7 +281,7 @@ def _sample(trace: Trace, times: StepTimes) -> tuple[Sample, tuple[Caveat, ...]]
         values = np.array(times.unrecorded_ns, np.float64)
         cost = measure_cost(trace)
         slower = f", each {cost.difference}" if cost and cost.is_known else ""
-        recorded = f"left out: {len(times.recorded_ns)} steps that were recorded{slower}"
+        recorded = f"left out: {counted(len(times.recorded_ns), 'recorded step')}{slower}"
         return Sample(values, values), (by_whom, Caveat("recorded_steps_left_out", recorded))
     values = np.array(times.recorded_ns, np.float64)
     doubt = (

@@ -26,6 +26,7 @@ from kprof.analyze.verdict.rule import (
 from kprof.analyze.verdict.sequence import Course
 from kprof.analyze.verdict.sequence import interval as sequence_interval
 from kprof.comparison import Claim, Interval, Metric, Pair, Plan, Verdict
+from kprof.errors import counted
 
 
 def judge(
@@ -298,7 +299,7 @@ def say_why(
     if claim.verdict == "SAME":
         why = f"{_change(claim.metric, ratio)}, less than {effect}{_say_tests(plan, claim)}."
     elif claim.interval is None:
-        why = f"{claim.num_pairs} pairs are too few for an interval of this confidence."
+        why = f"{counted(claim.num_pairs, 'pair')}: too few for an interval of this confidence."
     elif claim.verdict == "INCONCLUSIVE" and is_clear:
         why = _say_mean_differs(plan, claim)
     elif claim.verdict == "INCONCLUSIVE":
@@ -370,4 +371,7 @@ def _say_left_out(plan: Plan, ratio: float, pairs: Sequence[Pair], index: int) -
     with_all = float(np.exp(np.median(walsh_averages(np.log(b) - np.log(a)))))
     if abs(with_all / ratio - 1) < plan.smallest_effect / 10:
         return ""
-    return f" With the {num_left_out} pairs left out, B over A is {with_all:.4f}, not {ratio:.4f}."
+    return (
+        f" With the {counted(num_left_out, 'pair')} left out, B over A is {with_all:.4f}, "
+        f"not {ratio:.4f}."
+    )

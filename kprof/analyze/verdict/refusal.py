@@ -12,6 +12,7 @@ from kprof.analyze.verdict.constancy import find_carry_over, find_change, find_w
 from kprof.analyze.verdict.ranks import Floats
 from kprof.analyze.verdict.rule import FEWEST_PAIRS
 from kprof.comparison import Metric, Pair
+from kprof.errors import counted
 
 MOST_LEFT_OUT = 0.2
 # A fair coin falls as unevenly as this in one run out of ten thousand.
@@ -65,8 +66,8 @@ def _reason_in_pairs(pairs: Sequence[Pair], counting: Sequence[Pair]) -> str:
     causes = Counter(pair.problem for pair in pairs if pair.problem)
     why = "; ".join(f"{cause}: {number}" for cause, number in causes.most_common(3))
     if len(counting) < FEWEST_PAIRS:
-        left_out = f", {num_left_out} are left out ({why})" if num_left_out else ""
-        return f"{len(counting)} pairs count, it takes {FEWEST_PAIRS}{left_out}"
+        left_out = f", {num_left_out} left out ({why})" if num_left_out else ""
+        return f"{counted(len(counting), 'valid pair')} of at least {FEWEST_PAIRS}{left_out}"
     if num_left_out > MOST_LEFT_OUT * len(pairs):
         return f"{num_left_out} of {len(pairs)} pairs are left out ({why})"
     num_a_first = sum(pair.is_a_first for pair in counting)

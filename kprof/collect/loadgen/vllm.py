@@ -21,6 +21,7 @@ from kprof.collect.load_results import (
     response_of,
     took_ns,
 )
+from kprof.errors import counted
 from kprof.trace import Caveat
 
 TOOL = "vllm bench serve"
@@ -190,8 +191,8 @@ def _doubts(result: _Result, rows: tuple[Response, ...]) -> list[Caveat]:
     answered = sum(row.outcome == "answered" for row in rows)
     if result.completed is not None and result.completed != answered:
         differ = (
-            f"the file says that {result.completed:,} requests were completed, its lists hold "
-            f"{answered:,} answers with tokens; the others count as failed"
+            f"the file counts {counted(result.completed, 'completed request')}, its lists hold "
+            f"{counted(answered, 'answer')} with tokens; the others count as failed"
         )
         doubts.append(Caveat("counts_differ", differ))
     return doubts

@@ -6,6 +6,7 @@ import math
 from statistics import median
 
 from kprof.comparison import Claim, Comparison
+from kprof.errors import counted
 from kprof.kernels.correctness.levels import REJECT
 from kprof.report.comparison_sections import format_value
 from kprof.report.partner.evidence import Evidence, first_and_last
@@ -220,7 +221,9 @@ def _about_comparison(evidence: Evidence) -> list[str]:
         return ["Drop the change: it is proven slower."]
     if claim.verdict == "SAME":
         return ["Do not spend more on this change: it makes no difference that matters."]
-    more = f"about {claim.pairs_needed:,} more pairs" if claim.pairs_needed else "more pairs"
+    more = (
+        f"about {counted(claim.pairs_needed, 'more pair')}" if claim.pairs_needed else "more pairs"
+    )
     if claim.verdict == "INCONCLUSIVE":
         return [f"Measure longer before deciding: {more} would probably decide."]
     return ["Measure again: this comparison is not valid."]
@@ -258,7 +261,7 @@ def _enough_to_prove(evidence: Evidence) -> str:
     most = max(judgements, key=lambda one: one.samples_needed or 0, default=None)
     if most is None or not most.samples_needed:
         return ""
-    enough = f": about {most.samples_needed:,} measurements like these would prove it"
+    enough = f": about {counted(most.samples_needed, 'measurement')} like these would prove it"
     return f"{enough}, instead of {most.num_samples:,}" if most.num_samples else enough
 
 

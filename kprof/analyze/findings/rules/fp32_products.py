@@ -16,6 +16,7 @@ from kprof.analyze.findings.queries import (
     whole_of,
     why_no_device,
 )
+from kprof.errors import counted
 from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
@@ -39,9 +40,10 @@ def check(trace: Trace) -> list[Finding]:
         return []
     faster = device.flops_per_s["tf32"] / device.flops_per_s.get("fp32", np.inf)
     times = f", whose tensor cores are {faster:.0f} times as fast in TF32" if faster > 1 else ""
+    number = counted(len(rows) / count_steps(trace), "GEMM or convolution", "GEMMs or convolutions")
     claim = (
-        f"{len(rows) / count_steps(trace):,.0f} GEMMs or convolutions of {whole_of(trace)} run in "
-        f"float32 on the {device.name}{times}: {in_words(per_step(trace, total_ns(trace, rows)))}, "
+        f"Float32 is the type of {number} of {whole_of(trace)} "
+        f"on the {device.name}{times}: {in_words(per_step(trace, total_ns(trace, rows)))}, "
         f"{percent(share)} of the device time"
     )
     best = in_type_ns(trace, rows, "fp32", "tf32")

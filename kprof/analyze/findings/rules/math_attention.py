@@ -21,6 +21,7 @@ from kprof.analyze.findings.queries import (
     total_ns,
     whole_of,
 )
+from kprof.errors import counted
 from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
@@ -45,7 +46,7 @@ def check(trace: Trace) -> list[Finding]:
     scores = _largest_scores(trace, rows[anchors[rows]])
     claim = (
         f"Attention writes its score matrix{scores} to memory: "
-        f"{len(rows) / count_steps(trace):,.0f} launches of {whole_of(trace)} take "
+        f"{counted(len(rows) / count_steps(trace), 'launch', 'launches')} of {whole_of(trace)}, "
         f"{in_words(per_step(trace, total_ns(trace, rows)))}, "
         f"{percent(share_of_device(trace, rows))} of the device time"
     )

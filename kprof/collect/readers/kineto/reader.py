@@ -23,7 +23,7 @@ from kprof.collect.readers.kineto.tables import (
     samples_of,
 )
 from kprof.collect.trace_file import json_text_of, mapped
-from kprof.errors import TraceError
+from kprof.errors import TraceError, counted
 from kprof.trace import Caveat, Gpu, Meta, Trace
 
 # For the message about a file that no reader knows.
@@ -223,7 +223,7 @@ def _losses(around: dict[str, Any]) -> Iterator[Caveat]:
     if dropped := _num_dropped(around):
         yield Caveat(
             "dropped_records",
-            f"The profiler dropped {dropped:,} records of the GPU, by its own count.",
+            f"The profiler dropped {counted(dropped, 'record')} of the GPU, by its own count.",
         )
     if _BUFFERS_FULL in _messages(around):
         yield Caveat(

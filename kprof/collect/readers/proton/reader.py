@@ -17,7 +17,7 @@ import pandas as pd
 
 from kprof.collect.readers.table_columns import as_declared, places
 from kprof.collect.trace_file import content_of
-from kprof.errors import TraceError
+from kprof.errors import TraceError, counted
 from kprof.trace import NOT_RECORDED, Caveat, Gpu, Meta, Trace, empty
 
 # For the message about a file that no reader knows.
@@ -415,7 +415,8 @@ def _caveats(rows: Rows) -> Iterator[Caveat]:
         yield Caveat(
             "untyped_flops",
             "Declared FLOPs of no type, or of several types at once, are left out on "
-            f"{rows.num_untyped:,} call paths: declare flops8, flops16, flops32 or flops64.",
+            f"{counted(rows.num_untyped, 'call path')}: declare flops8, flops16, "
+            "flops32 or flops64.",
         )
 
 

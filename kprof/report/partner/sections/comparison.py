@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kprof.analyze.verdict.per_token import per_token
 from kprof.comparison import Comparison, Pair
+from kprof.errors import counted
 from kprof.report.comparison_sections import format_value
 from kprof.report.partner.drawings import Band, Dot, both, pairs
 from kprof.report.partner.evidence import Evidence
@@ -62,7 +63,7 @@ def _blocks(comparison: Comparison) -> list[Block]:
     if claim.why:
         said.append(claim.why)
     if claim.pairs_needed:
-        said.append(f"About {claim.pairs_needed:,} more pairs would probably decide.")
+        said.append(f"About {counted(claim.pairs_needed, 'more pair')} would probably decide.")
     blocks: list[Block] = [Text(" ".join(said), tone)]
     blocks += [Text(without_letters(doubt), "warning") for doubt in comparison.doubts]
     blocks.append(_claims(comparison))
