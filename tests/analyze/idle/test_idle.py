@@ -213,6 +213,15 @@ def test_what_another_call_waits_for_later_says_nothing_of_the_first_one():
     assert late_after_a_wait(waits, recording=steps)[0] == "launch-bound"
 
 
+def test_a_python_range_without_a_name_is_no_line_of_the_workload():
+    idle = idle_of(
+        spent(0, 995, kind="python", name="train.py(12): clip"),
+        spent(60, 730, kind="python", name=None),
+        spent(100, 700, **WAIT),
+    )
+    assert idle["line"].iloc[0] == "train.py(12): clip"
+
+
 def test_a_wait_names_its_operator_its_module_and_the_workloads_line():
     idle = idle_of(
         spent(100, 700, **WAIT),
