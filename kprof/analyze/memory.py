@@ -202,7 +202,7 @@ def _owners(lives: Iterable[Allocation], notes: Iterable[Note]) -> dict[int, str
 
 BY_ADDRESS, BY_TIME, BY_STACK, BY_SIZE, UNKNOWN = "address", "time", "stack", "size", "unknown"
 ACTIVATIONS, TEMPORARIES, WORKSPACES = "activations", "temporaries of backward", "workspaces"
-OF_OPTIMIZER = "temporaries of the optimizer"
+OF_OPTIMIZER, OUTSIDE = "temporaries of the optimizer", "allocated outside of every phase"
 # Sizes of cuBLAS's workspaces that torch allocates: on Hopper, and before it
 # (getChosenWorkspaceSize in CublasHandlePool.cpp).
 WORKSPACE_BYTES = (4096 * 8 * 1024, 4096 * 1024 * 2 + 16 * 1024 * 8)
@@ -238,7 +238,7 @@ def _by_time(time_ns: int, ranges: Sequence[Range]) -> tuple[str, str, str]:
         return OF_OPTIMIZER, "", BY_TIME
     if "forward" in phases:
         return ACTIVATIONS, "", BY_TIME
-    return "allocated outside of every phase", "", BY_TIME
+    return OUTSIDE, "", BY_TIME
 
 
 _LIBRARY = re.compile(r"[/\\](torch|site-packages|dist-packages)[/\\]|^<frozen")

@@ -53,6 +53,13 @@ def test_the_batch_that_fits_scales_activations_and_temporaries_alone():
     assert "3.00 times the batch fits into 16 GiB" in what_fits(PEAK)
 
 
+def test_memory_outside_of_every_phase_grows_with_the_batch_too():
+    logits = MemoryHolder("allocated outside of every phase", "", 2 * GIB, 1, "time")
+    peak = replace(PEAK, holders=(PEAK.holders[0], PEAK.holders[2], logits))
+    # 6 GiB grow, of 8 GiB reserved; 14 of 16 are left for them.
+    assert "2.33 times the batch" in what_fits(peak)
+
+
 def test_nothing_is_said_of_a_batch_without_the_size_of_the_device():
     assert what_fits(replace(PEAK, capacity_bytes=None)) == ""
     assert what_fits(replace(PEAK, holders=PEAK.holders[1:2])) == ""

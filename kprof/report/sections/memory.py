@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kprof.analyze.capture_quality.unanswered import why_no_memory
 from kprof.analyze.energy import Series, readings, thin_out
+from kprof.analyze.memory import ACTIVATIONS, OUTSIDE, TEMPORARIES
 from kprof.report.figures import BLUE, LEGEND_ABOVE, PALE, Drawn, axis, curve, margins
 from kprof.report.section import Column, Figure, Part, Section, Table, Text
 from kprof.report.units import MISSING, format_memory, format_share
@@ -56,8 +57,9 @@ HOLDERS = (
     Column("Allocations", "right", essential=False),
     Column("Known by", essential=False),
 )
-SCALES = ("activations", "temporaries of backward")
-"""What grows with the batch; all else stays, for a model of the same size."""
+SCALES = (ACTIVATIONS, TEMPORARIES, OUTSIDE)
+"""What grows with the batch; all else stays, for a model of the same size. Outside of every phase
+lie the batch itself, the logits and the loss."""
 BASES = {
     "address": "address, noted while recording",
     "time": "module or phase at that time",
@@ -135,8 +137,8 @@ def what_fits(peak: MemoryPeak) -> str:
     fixed = peak.reserved_bytes - scaled
     times = (peak.capacity_bytes - fixed) / scaled
     return (
-        f"Activations and temporaries take {format_memory(scaled)}. If they grow with the batch "
-        f"and all else stays, {times:.2f} times the batch fits into "
+        f"Activations, temporaries and data take {format_memory(scaled)}. If they grow with the "
+        f"batch and all else stays, {times:.2f} times the batch fits into "
         f"{format_memory(peak.capacity_bytes)}; without them, {format_memory(max(fixed, 0))} are "
         "needed."
     )
