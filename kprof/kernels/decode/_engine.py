@@ -370,6 +370,14 @@ class Engine:
         cache = (self.keys[:, 0], self.values[:, 0], *self.rotations[None])
         return Sequence(*cache, self.state[0], self.stops, self.tokens[0])
 
+    def is_busy(self) -> bool:
+        """Return whether steps still run, without waiting for them.
+
+        Raises:
+            RuntimeError: a kernel has failed.
+        """
+        return self.stream is not None and not self.stream.query()
+
     def step_ms(self) -> float:
         """Return the time of a step behind an empty prompt: the best of several."""
         tokens = torch.zeros(self.batch, 1, dtype=torch.int64, device=self.decoder.device)

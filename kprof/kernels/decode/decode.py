@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kprof.errors import KprofError
 from kprof.kernels import OURS, Kernel, Provider, Shape, Work
 from kprof.kernels.decode._engine import (
     GREEDY,
@@ -92,7 +93,6 @@ class Decoding:
         """Compare the logits of one token with the model's, once; return why they differ."""
         if self._is_checked or self.problem is not None:
             return self.problem
-        self._is_checked = True
         decoder = self.decoder
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(decoder.vocabulary, (1, 9), generator=generator)
@@ -107,6 +107,8 @@ class Decoding:
         error = (engine.logits[0] - expected).norm() / expected.norm()
         if not error <= MOST_ERROR[decoder.dtype]:
             self.problem = f"its logits differ by {error:.2g} from those of the kernels"
+        # Last: a check that was interrupted is done again.
+        self._is_checked = True
         return self.problem
 
 
@@ -340,16 +342,19 @@ def _awaited(engine: Engine, step: int) -> list[int]:
     """Return the tokens of a step as soon as all have arrived.
 
     Raises:
-        RuntimeError: they have not arrived for half a minute.
+        KprofError: they have not arrived for half a minute.
     """
     latest = time.monotonic() + PATIENCE_S
     row = engine.arrived(step)
     while row is None:
         if time.monotonic() > latest:
-            if torch.cuda.is_available():
-                # Raises if a kernel has failed.
-                torch.cuda.synchronize()
-            raise RuntimeError(f"token {step} has not arrived within {PATIENCE_S:.0f} s")
+            # Waiting for the GPU might not end: this asks, and raises if a kernel has failed.
+            state = "still runs" if engine.is_busy() else "has no more work"
+            raise KprofError(
+                f"token {step} has not arrived within {PATIENCE_S:.0f} s; the GPU {state}",
+                fix="look for another process on the GPU with `nvidia-smi`, start the program "
+                "again, and run it without `decode` if this returns",
+            )
         time.sleep(POLL_S)
         row = engine.arrived(step)
     return row

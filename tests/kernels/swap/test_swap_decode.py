@@ -5,8 +5,11 @@ import tests.kernel_interpreter  # noqa: F401, I001 - first, before anything imp
 import pytest
 import torch
 
+from kprof.errors import KprofError
+from kprof.kernels.decode import decode
 from kprof.kernels.decode._engine import Engine, Sampling, sampled, tiling_of, tilings_of
 from kprof.kernels.decode._model import decoder_of
+from kprof.kernels.decode.decode import Decoding
 from kprof.kernels.swap.swapping import swapped
 from tests.kernels.kernel_checks import INTERPRETED
 
@@ -268,6 +271,63 @@ def test_tensor_cores_and_threads_have_the_same_logits(batch):
 def test_tilings_fill_registers_and_sms(outputs, columns, num_weights, tiling):
     found = tiling_of(outputs, columns, 132, num_weights=num_weights)
     assert (found.rows, found.warps, found.ahead) == tiling
+
+
+class Interrupting(Kept):
+    """A streamer whose reader leaves at the third part."""
+
+    def put(self, value):
+        super().put(value)
+        if len(self.parts) == 3:
+            raise KeyboardInterrupt
+
+
+def test_a_call_that_is_interrupted_leaves_the_next_one_right():
+    model = made("qwen3")
+    wanted = model.generate(IDS, **GREEDY)
+    alone = {"max_new_tokens": 12, "do_sample": False}
+    with swapped(model, "decode") as swap:
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                model.generate(IDS[1:], **alone, streamer=Interrupting())
+            assert torch.equal(model.generate(IDS, **GREEDY), wanted)
+    assert reasons_of(swap) == [None]
+
+
+def test_a_check_that_is_interrupted_is_done_again():
+    decoding = Decoding(decoder_of(made()))
+
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        decoding.why_wrong(interrupted)
+    assert decoding.why_wrong(made(seed=1)) is not None
+
+
+def test_tokens_that_do_not_arrive_end_in_an_error(monkeypatch):
+    model = made()
+    with swapped(model, "decode"):
+        expected = model.generate(IDS, **GREEDY)
+        with monkeypatch.context() as patch:
+            patch.setattr(decode, "PATIENCE_S", 0.01)
+            patch.setattr(Engine, "arrived", lambda self, step: None)
+            with pytest.raises(KprofError) as error:
+                model.generate(IDS, **GREEDY)
+        assert error.value.exit_code == 2
+        assert torch.equal(model.generate(IDS, **GREEDY), expected)
+
+
+def test_many_tokens_over_several_answers_do_not_drift():
+    model = made()
+    tokens = IDS[1:]
+    with swapped(model, "decode"):
+        for count in (11, 3, 20):
+            tokens = model.generate(tokens, max_new_tokens=count, do_sample=False)
+    own = IDS[1:]
+    for count in (11, 3, 20):
+        own = model.generate(own, max_new_tokens=count, do_sample=False)
+    assert torch.equal(tokens, own)
 
 
 class Adapted(torch.nn.Module):
