@@ -7,6 +7,7 @@ prompt of 128 tokens; time to 64 tokens is that of `generate`, from the call unt
 last token. A share of read is a share of the rate at which torch adds up 4 GiB in the same process.
 --check compares with the model on this GPU; --tune times each kernel and each tiling; --fidelity
 compares logits at 10,000 positions of a model that has learnt a little with those in float64.
+--long checks the tokens of a long conversation; --sanitize runs compute-sanitizer over a tiny one.
 """
 
 import argparse
@@ -15,6 +16,8 @@ import copy
 import datetime
 import functools
 import statistics
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -212,6 +215,58 @@ def check_tokens(family):
         f"notes {set(notes)}",
         flush=True,
     )
+
+
+# Answers of a conversation, and new tokens of each: more than 10,000.
+ANSWERS, ANSWER_TOKENS = 4, 2_600
+
+
+def check_long():
+    """Compare the greedy tokens of a long conversation in float32, answer by answer."""
+    model = build("Qwen3", torch.float32, **TINY)
+    decoding = Decoding(decoder_of(model))
+    tokens = prompts(model, 1, 16)
+    for number in range(ANSWERS):
+        asked = asked_for(tokens) | {"max_new_tokens": ANSWER_TOKENS}
+        expected = model.generate(tokens, **asked)
+        notes = []
+        found = generate(model, model.generate, decoding, notes.append, tokens, **asked)
+        others = (expected != found)[0].nonzero()
+        line = f"answer {number}, {expected.shape[1]} tokens: equal {not len(others)}"
+        if len(others):
+            # Rounding decides between tokens that are as likely.
+            place = int(others[0])
+            with torch.no_grad():
+                best = model(expected[:, :place]).logits[0, -1].topk(2).values
+            line += f" up to {place}, where the model's own margin is {best[0] - best[1]:.2g}"
+        print(f"check long {line}, notes {set(notes)}", flush=True)
+        tokens = expected
+
+
+def decode_a_little():
+    """Decode with a tiny model, by launches and by graphs: short enough for compute-sanitizer."""
+    for batch in (1, 2, 8):
+        decoder = decoder_of(build("Qwen3", torch.bfloat16, **TINY))
+        engine = Engine(decoder, batch, 512)
+        tokens = torch.randint(3, 1_000, (batch, 300)).cuda()
+        with engine.on_stream():
+            engine.begin(tokens, None, [], 0)
+            for sampling in (_engine.GREEDY, Sampling(True, top_k=50, top_p=0.95)):
+                engine.step(sampling)
+                engine.run(_engine.STEPS_OF_GRAPH, sampling)
+        engine.stream.synchronize()
+        print(f"decoded, batch {batch}", flush=True)
+
+
+def sanitize():
+    """Run each tool of compute-sanitizer over a tiny model; print its last lines."""
+    for tool in ("memcheck", "racecheck", "synccheck"):
+        command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable]
+        done = subprocess.run(
+            [*command, __file__, "--little"], capture_output=True, text=True, check=False
+        )
+        told = (done.stdout + done.stderr).strip().splitlines()[-12:]
+        print(f"sanitize {tool}: exit code {done.returncode}", *told, sep="\n  ", flush=True)
 
 
 def check_logits(name):
@@ -611,12 +666,30 @@ def joules_of(work):
         return None
 
 
+def is_done_without_results(args):
+    """Do the work that writes no results, and return whether any was asked for."""
+    works = {
+        "check": lambda: check(args.models),
+        "tune": lambda: [tune(name) for name in args.models],
+        "long": check_long,
+        "sanitize": sanitize,
+        "little": decode_a_little,
+    }
+    asked = [work for name, work in works.items() if getattr(args, name)]
+    for work in asked:
+        work()
+    return bool(asked)
+
+
 def main():
     """Check, tune or measure the models that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", default=["llama-3.2-1b"], metavar="MODEL")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--long", action="store_true", help="check 10,400 tokens in four answers")
+    parser.add_argument("--sanitize", action="store_true", help="run compute-sanitizer's tools")
+    parser.add_argument("--little", action="store_true", help="decode with a tiny model, no more")
     parser.add_argument("--fidelity", action="store_true")
     parser.add_argument("--compiled", action="store_true", help="beside the compiled peer, too")
     parser.add_argument(
@@ -625,11 +698,7 @@ def main():
     parser.add_argument("--runs", type=int, default=500, help="calls of generate")
     parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
     args = parser.parse_args()
-    if args.check:
-        check(args.models)
-    for name in args.models if args.tune else ():
-        tune(name)
-    if args.check or args.tune:
+    if is_done_without_results(args):
         return
     what = "decode_fidelity" if args.fidelity else "decode"
     month = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m")
