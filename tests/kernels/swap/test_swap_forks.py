@@ -12,7 +12,7 @@ import kprof
 from kprof.kernels.swap.providers import DryProviders
 from kprof.kernels.swap.sites import norms
 from kprof.kernels.swap.swapping import Swap
-from tests.kernels.kernel_checks import INTERPRETED, quiet_numpy  # noqa: F401
+from tests.kernels.kernel_checks import INTERPRETED
 
 pytestmark = INTERPRETED
 WIDTH = 16
