@@ -33,7 +33,7 @@ def fit(
     configs: Configs,
     target: Annotated[
         str, Option(metavar="TARGET", help="Time to N tokens, as 'ttf64_p99<=100ms'.")
-    ],
+    ] = "ttf64_p99<=100ms",
     prompt: Annotated[int, Option(min=1, metavar="N", help="Tokens of the prompt.")] = 128,
     batch: Annotated[int, Option(min=1, metavar="N", help="Sequences decoded together.")] = 1,
     roofline: Annotated[

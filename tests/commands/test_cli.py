@@ -189,6 +189,7 @@ NEEDED = {
     "ncu": ("a",),
     "ab": ("train.py",),
     "sla": ("result",),
+    "fit": ("config.json",),
     "report": ("a",),
     "engage": ("status", "folder"),
     "gate": ("a",),
