@@ -11,7 +11,7 @@ from torch.nn import functional
 from kprof.kernels.swap.patches import Patched
 from kprof.kernels.swap.providers import WITH_SITES
 from kprof.kernels.swap.swapping import swapped
-from tests.kernels.kernel_checks import COMPILED, INTERPRETED, quiet_numpy  # noqa: F401
+from tests.kernels.kernel_checks import COMPILED, INTERPRETED
 from tests.kernels.swap_models import NAMES, Mlp, Model, Norm, tokens
 
 
