@@ -34,8 +34,6 @@ ROWS_OF_DOT = tl.constexpr(8)
 LOG2_E = tl.constexpr(1.4426950408889634)
 # Inputs that a thread loads together, 16 bytes of them in 16 bits.
 VECTOR = tl.constexpr(8)
-# Bytes of keys, and of values, that a CTA prefetches into L2: all CTAs together less than L2.
-MOST_FETCHED = tl.constexpr(64 * 1024)
 
 
 @triton.jit
@@ -64,43 +62,26 @@ def _weights(w, row_R, K: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr
 
 
 @triton.jit
-def _chunk(x, K: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr) -> tl.tensor:
+def _inputs(x, K: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr) -> tl.tensor:
     """Return a chunk of a vector, (1, BLOCK), in the layout of a tile of weights.
 
-    Other CTAs may have written it: the load bypasses L1.
+    Other CTAs have written it: the load bypasses L1.
     """
     column_1K = CHUNK * BLOCK + tl.arange(0, BLOCK)[None, :]
     if (CHUNK + 1) * BLOCK <= K:
         chunk_1K = tl.load(x + column_1K, cache_modifier=".cg")
     else:
         chunk_1K = tl.load(x + column_1K, column_1K < K, other=0.0, cache_modifier=".cg")
-    return chunk_1K
+    return chunk_1K.to(tl.float32)
 
 
 @triton.jit
-def _inputs(x, K: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr) -> tl.tensor:
-    """Return a chunk of a vector in float32."""
-    return _chunk(x, K, BLOCK, CHUNK).to(tl.float32)
-
-
-@triton.jit
-def _gain(chunk_1K, ADD_ONE: tl.constexpr) -> tl.tensor:
-    """Return what a norm multiplies by, in float32."""
-    gain_1K = chunk_1K.to(tl.float32)
-    return gain_1K + 1.0 if ADD_ONE else gain_1K
-
-
-@triton.jit
-def _gains(gain, K: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr) -> tl.tensor:
-    """Return all chunks of the weight of a norm, in its dtype: so they take few registers.
-
-    None for tensor cores, which read them later.
-    """
-    gains = _none()
-    if PARTS == 0:
-        for chunk in tl.static_range((K + BLOCK - 1) // BLOCK):
-            gains = _with(gains, _chunk(gain, K, BLOCK, chunk))
-    return gains
+def _gain(
+    gain, K: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, ADD_ONE: tl.constexpr
+) -> tl.tensor:
+    """Return a chunk of the weight of a norm."""
+    chunk_1K = _inputs(gain, K, BLOCK, CHUNK)
+    return chunk_1K + 1.0 if ADD_ONE else chunk_1K
 
 
 @triton.jit
@@ -183,26 +164,6 @@ def _dotted(x_BK, w_RK, sum_PBR, PARTS: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def _fetch(address, num_bytes) -> None:
-    """Prefetch contiguous memory into L2, unless its length is 0: one instruction of one thread.
-
-    Address and length are multiples of 16 bytes, as the rows of a cache are.
-    """
-    tl.inline_asm_elementwise(
-        """{ .reg .pred some, first; .reg .u32 thread;
-        mov.u32 thread, %tid.x; setp.ne.u32 some, $2, 0;
-        setp.eq.and.u32 first, thread, 0, some;
-        @first cp.async.bulk.prefetch.L2.global [$1], $2;
-        mov.u32 $0, 0; }""",
-        "=r,l,r",
-        [address.to(tl.int64), num_bytes],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
 def linear_kernel(  # noqa: C901, PLR0915
     x_BK,
     gain_K,
@@ -261,9 +222,6 @@ def linear_kernel(  # noqa: C901, PLR0915
     for chunk in tl.static_range(CHUNKS):
         if chunk < AHEAD:
             tiles = _with(tiles, _weights(base, row_R, K, BLOCK, chunk))
-    gains = _none()
-    if HAS_NORM:
-        gains = _gains(gain_K, K, BLOCK, PARTS)
     if HAS_BIAS:
         bias_R = tl.load(bias + first + row_R).to(tl.float32)
     if PDL:
@@ -286,7 +244,7 @@ def linear_kernel(  # noqa: C901, PLR0915
             x_rows_BK = _input_rows(x_BK, K, BLOCK, chunk, BATCH).to(tl.float32)
             if HAS_NORM:
                 square_B += tl.sum(x_rows_BK * x_rows_BK, axis=1)
-                x_rows_BK *= _gain(_chunk(gain_K, K, BLOCK, chunk), ADD_ONE)
+                x_rows_BK *= _gain(gain_K, K, BLOCK, chunk, ADD_ONE)
             sum_PBR = _dotted(x_rows_BK, tiles[chunk], sum_PBR, PARTS)
         value_RB = tl.trans(tl.sum(sum_PBR, axis=0))
         if HAS_NORM:
@@ -307,7 +265,7 @@ def linear_kernel(  # noqa: C901, PLR0915
                 x_1K = inputs[chunk]
                 if HAS_NORM:
                     square_1K += _sums(x_1K * x_1K)
-                    x_1K *= _gain(gains[chunk], ADD_ONE)
+                    x_1K *= _gain(gain_K, K, BLOCK, chunk, ADD_ONE)
                 sum_RK += _sums(tiles[chunk].to(tl.float32) * x_1K)
             sums = _with(sums, sum_RK)
             squares = _with(squares, square_1K)
@@ -405,7 +363,6 @@ def gated_kernel(  # noqa: C901, PLR0915
         if chunk < AHEAD:
             gates = _with(gates, _weights(gate_NK + start, row_R, K, BLOCK, chunk))
             ups = _with(ups, _weights(up_NK + start, row_R, K, BLOCK, chunk))
-    gains = _gains(gain_K, K, BLOCK, PARTS)
     if HAS_BIAS:
         gate_bias_R = tl.load(gate_bias_N + first + row_R).to(tl.float32)
         up_bias_R = tl.load(up_bias_N + first + row_R).to(tl.float32)
@@ -421,7 +378,7 @@ def gated_kernel(  # noqa: C901, PLR0915
                 ups = _with(ups, _weights(up_NK + start, row_R, K, BLOCK, chunk + AHEAD))
             x_rows_BK = _input_rows(x_BK, K, BLOCK, chunk, BATCH).to(tl.float32)
             square_B += tl.sum(x_rows_BK * x_rows_BK, axis=1)
-            x_rows_BK *= _gain(_chunk(gain_K, K, BLOCK, chunk), ADD_ONE)
+            x_rows_BK *= _gain(gain_K, K, BLOCK, chunk, ADD_ONE)
             gate_PBR = _dotted(x_rows_BK, gates[chunk], gate_PBR, PARTS)
             up_PBR = _dotted(x_rows_BK, ups[chunk], up_PBR, PARTS)
         scale_1B = _inverse_rms(square_B, eps, K)[None, :]
@@ -445,7 +402,7 @@ def gated_kernel(  # noqa: C901, PLR0915
                     ups = _with(ups, _weights(up_NK + start, row_R, K, BLOCK, chunk + AHEAD))
                 x_1K = inputs[chunk]
                 square_1K += _sums(x_1K * x_1K)
-                x_1K *= _gain(gains[chunk], ADD_ONE)
+                x_1K *= _gain(gain_K, K, BLOCK, chunk, ADD_ONE)
                 gate_RK += _sums(gates[chunk].to(tl.float32) * x_1K)
                 up_RK += _sums(ups[chunk].to(tl.float32) * x_1K)
             gate_sums = _with(gate_sums, gate_RK)
@@ -522,7 +479,6 @@ def head_kernel(  # noqa: C901, PLR0915
     for step in tl.static_range(TILES * CHUNKS):
         if step < AHEAD:
             tiles = _with(tiles, _numbered(base, row_R, last, K, BLOCK, step))
-    gains = _gains(gain_K, K, BLOCK, PARTS)
     if PDL:
         gdc_wait()
     if PARTS > 0:
@@ -531,7 +487,7 @@ def head_kernel(  # noqa: C901, PLR0915
         for chunk in tl.static_range(CHUNKS):
             x_rows_BK = _input_rows(x_BK, K, BLOCK, chunk, BATCH).to(tl.float32)
             square_B += tl.sum(x_rows_BK * x_rows_BK, axis=1)
-            x_rows_BK *= _gain(_chunk(gain_K, K, BLOCK, chunk), ADD_ONE)
+            x_rows_BK *= _gain(gain_K, K, BLOCK, chunk, ADD_ONE)
             inputs = _with(inputs, x_rows_BK.to(w_NK.dtype.element_ty))
         scale_1B = _inverse_rms(square_B, eps, K)[None, :]
     else:
@@ -543,7 +499,7 @@ def head_kernel(  # noqa: C901, PLR0915
             for chunk in tl.static_range(CHUNKS):
                 x_1K = _inputs(x_BK + b * K, K, BLOCK, chunk)
                 square_1K += _sums(x_1K * x_1K)
-                inputs = _with(inputs, x_1K * _gain(gains[chunk], ADD_ONE))
+                inputs = _with(inputs, x_1K * _gain(gain_K, K, BLOCK, chunk, ADD_ONE))
             squares = _with(squares, square_1K)
         scale_1B = _inverse_rms(tl.sum(_stacked(squares, BATCH), axis=1), eps, K)
     best_B = tl.full([scale_1B.shape[1]], float("-inf"), tl.float32)
@@ -667,8 +623,7 @@ def attend_kernel(  # noqa: PLR0915
 
     A CTA has a split of the keys of one key head, of at least LEAST keys; the split with the last
     keys has the new one. The first EARLY keys are from earlier steps and are loaded before the
-    wait. The others are prefetched into L2 before it, and follow in blocks. The scale contains
-    log2(e).
+    wait; the others follow in blocks. The scale contains log2(e).
     """
     if PDL:
         gdc_launch_dependents()
@@ -696,12 +651,6 @@ def attend_kernel(  # noqa: PLR0915
     k_ED = tl.load(k_BHLD + at_ED, is_early_E[:, None], other=0.0, cache_modifier=".cg")
     v_ED = tl.load(v_BHLD + at_ED, is_early_E[:, None], other=0.0, cache_modifier=".cg")
     if PDL:
-        row_bytes: tl.constexpr = DIM * k_BHLD.dtype.element_ty.primitive_bitwidth // 8
-        num_bytes = tl.maximum(end - first - EARLY, 0) * row_bytes
-        num_bytes = tl.minimum(num_bytes, MOST_FETCHED)
-        later = cache + (first + EARLY) * DIM
-        _fetch(k_BHLD + later, num_bytes)
-        _fetch(v_BHLD + later, num_bytes)
         gdc_wait()
     row_M = tl.arange(0, ROWS)
     qkv = qkv_BN + b * ((GROUP + 2) * HEADS * DIM)
