@@ -194,6 +194,8 @@ class Engine:
         self.tilings = tilings or tilings_of(decoder, batch)
         device, dtype = decoder.device, decoder.dtype
         self.is_cuda = device.type == "cuda"
+        # The GPU has not answered: waiting for it might not end.
+        self.is_lost = False
         self.pdl = launches_early(device)
         self.stream = torch.cuda.Stream(device) if self.is_cuda else None
 
@@ -241,7 +243,7 @@ class Engine:
     def __del__(self) -> None:
         """Wait for steps that still run, before their memory is freed."""
         with suppress(Exception):
-            if self.stream is not None:
+            if self.stream is not None and not self.is_lost:
                 self.stream.synchronize()
 
     @contextmanager
@@ -302,7 +304,8 @@ class Engine:
             self._forward(tokens, starts)
             return
         key = (padded, starts is not None)
-        if key not in self._prompts:
+        # By the graph: an interrupt may have come between the prompt and it.
+        if key not in self._graphs:
             kept = tokens.new_zeros(self.batch, padded)
             kept_starts = None if starts is None else starts.clone()
             self._prompts[key] = kept, kept_starts

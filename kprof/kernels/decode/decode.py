@@ -70,11 +70,16 @@ class Decoding:
         self.problem = _why_no_device(decoder)
         self._addresses = self._addresses_now()
         self._engines: dict[int, Engine] = {}
+        self._lost: list[Engine] = []
         self._is_checked = False
 
     def engine(self, batch: int, length: int) -> Engine:
         """Return the engine for a batch, whose cache has room for `length` tokens."""
         engine = self._engines.get(batch)
+        if engine is not None and engine.is_lost:
+            # Its kernels may still write its memory.
+            self._lost.append(self._engines.pop(batch))
+            engine = None
         if engine is None or engine.length < length:
             # Frees the smaller cache first.
             engine = None
@@ -348,6 +353,7 @@ def _awaited(engine: Engine, step: int) -> list[int]:
     row = engine.arrived(step)
     while row is None:
         if time.monotonic() > latest:
+            engine.is_lost = True
             # Waiting for the GPU might not end: this asks, and raises if a kernel has failed.
             state = "still runs" if engine.is_busy() else "has no more work"
             raise KprofError(

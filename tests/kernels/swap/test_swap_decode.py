@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kprof.errors import KprofError
-from kprof.kernels.decode import decode
+from kprof.kernels.decode import _reference, decode
 from kprof.kernels.decode._engine import Engine, Sampling, sampled, tiling_of, tilings_of
 from kprof.kernels.decode._model import decoder_of
 from kprof.kernels.decode.decode import Decoding
@@ -316,6 +316,32 @@ def test_tokens_that_do_not_arrive_end_in_an_error(monkeypatch):
                 model.generate(IDS, **GREEDY)
         assert error.value.exit_code == 2
         assert torch.equal(model.generate(IDS, **GREEDY), expected)
+
+
+def test_an_engine_whose_gpu_has_not_answered_is_not_used_again():
+    decoding = Decoding(decoder_of(made()))
+    engine = decoding.engine(1, 5)
+    assert decoding.engine(1, 5) is engine
+    engine.is_lost = True
+    assert decoding.engine(1, 5) is not engine
+
+
+def test_a_token_behind_32_000_others_attends_to_all_of_them():
+    decoder = decoder_of(made("llama"))
+    engine = Engine(decoder, batch=1, length=32_768)
+    torch.manual_seed(0)
+    for cache in (engine.keys, engine.values):
+        cache[:, :, :, :32_000].normal_()
+        cache[:, :, :, 32_000:].fill_(float("nan"))
+    keys, values = engine.keys.clone(), engine.values.clone()
+    token = torch.tensor([[7]])
+    engine.begin(token, None, [], 0)
+    engine.state[:, 0] = 32_000
+    engine.step(Sampling(is_sampled=True))
+    rotations = {None: decoder.rotations(32_768)}
+    hidden = _reference.forward(decoder, token, keys, values, rotations, first=32_000)
+    wanted = _reference.logits_of(hidden[:, -1], decoder)
+    assert (engine.logits - wanted).norm() / wanted.norm() < 1e-4
 
 
 def test_many_tokens_over_several_answers_do_not_drift():
