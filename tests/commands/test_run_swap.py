@@ -78,7 +78,7 @@ def test_a_service_is_not_swapped():
 
 def test_a_workload_in_which_no_kernel_took_over_is_told(tmp_path, monkeypatch):
     launched = LaunchResult(0, tmp_path / "raw", 1, (), ())
-    monkeypatch.setattr("kprof.run.launch", lambda options: launched)
+    monkeypatch.setattr("kprof.run.launch", lambda options, say: launched)
     options = RunOptions((sys.executable,), form="command", out=tmp_path / "x", swap="rmsnorm")
     assert run(options).messages == (NOT_SWAPPED,)
 
@@ -113,7 +113,7 @@ def test_a_run_without_a_swap_has_no_such_section(tmp_path, monkeypatch):
 def test_auto_is_chosen_before_the_workload_starts_and_recorded(tmp_path, monkeypatch, names):
     launched, asked = [], []
 
-    def launch(options):
+    def launch(options, say):
         launched.append(options)
         return LaunchResult(0, options.out / "raw", 1, (), ())
 

@@ -42,7 +42,7 @@ OWN_OP_RULES: tuple[tuple[str, str], ...] = (
     ("norm", r"^kprof::norm"),
     ("optimizer", r"^kprof::adamw"),
     ("gemm", r"^kprof::fp8_(gemm|linear)"),
-    ("elementwise", r"^kprof::(glu|rope|scale|(swiglu_)?quantize)"),
+    ("elementwise", r"^kprof::(glu|(bias_)?gelu|rope|scale|(swiglu_)?quantize)"),
     ("reduction", r"^kprof::moe_combine"),
     ("indexing", r"^kprof::moe_gather"),
 )

@@ -81,7 +81,9 @@ SWAPS = {
 
 
 def test_what_a_swap_would_mend_comes_with_the_command_that_proves_it():
-    told = {rule: findings(rule, CASES[rule].faulty()) for rule, swaps in SWAPS.items() if swaps}
+    # Whether a model is one that `decode` knows, only its process can tell.
+    rules = {rule for rule, swaps in SWAPS.items() if swaps} - {"no_cuda_graph_in_decode"}
+    told = {rule: findings(rule, CASES[rule].faulty()) for rule in rules}
     commands = {rule: found.command for rule, (found,) in told.items()}
     proofs = {rule: tuple(f"kprof ab --swap {one} " for one in SWAPS[rule]) for rule in commands}
     assert len(proofs) > 5

@@ -406,10 +406,7 @@ def _normalising(
     switch: Switch,
     may_fork: bool,
 ) -> Callable[..., Any]:
-    """Return the forward of a swapped norm.
-
-    With `kprof_forks` it may return a pair: its result, and its input for further uses.
-    """
+    """Return the forward of a swapped norm; of a fork, with its input for further uses."""
     known, decide, trace = dispatcher.known, dispatcher.decide, dispatcher.tracing()
     run_original, is_changed = running_original(original, dispatcher, switch), changes_of(reads)
     constant, eps_name, takes_bias = found.eps, found.eps_name, found.kernel == LAYERNORM
