@@ -15,6 +15,7 @@ import pytest
 from kprof.report.calibration import result_of_calibration
 from kprof.report.kernel_library import result_of_gate
 from kprof.report.sla_verdict import result_of_sla
+from tests.analyze.test_fit import CONFIG
 from tests.collect import nsys_files
 from tests.ncu_files import launch, raw_page
 from tests.report.partner_evidence import everything
@@ -88,7 +89,9 @@ def folder(tmp_path):
     for name in ("examples", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "train.py").write_text(TRAIN)
-    (tmp_path / "package").mkdir()
+    for name in ("package", "llama"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "llama" / "config.json").write_text(json.dumps(CONFIG))
     (tmp_path / "package" / "train.py").write_text(TRAIN)
     for name, text in re.findall(r"```toml\n# (\w+\.toml)\n(.*?)```", texts(), re.DOTALL):
         (tmp_path / name).write_text(text)

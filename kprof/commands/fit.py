@@ -142,7 +142,8 @@ def _section(need: Need, fits: list[Fit]) -> Section:
     told += f" behind a prompt of {need.prompt}, batch {need.batch}."
     how = (
         "Floor: prefill, and one read of the weights and the cache for each further token. Share "
-        f"needed: of the read rate; kprof's decoding reached {REACHED_SHARE:.0%} on an H100."
+        "needed: of the read rate; kprof's decoding reached "
+        f"{100 * REACHED_SHARE:.0f} % on an H100."
     )
     return Section("Fit", 0, (Text(told), Table(columns, rows, terminal_rows=40), Text(how)))
 
