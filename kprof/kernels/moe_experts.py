@@ -86,7 +86,7 @@ def _grouped_linear(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """Return each expert's linear layer of its rows; rows of no expert are undefined."""
     if rows.is_cuda:
         multiply = getattr(functional, "grouped_mm", None) or torch._grouped_mm
-        product: Tensor = multiply(rows, weights.transpose(-2, -1), offs=ends)
+        product: Tensor = multiply(_aligned(rows), _aligned(weights).transpose(-2, -1), offs=ends)
         return product
     starts = [0, *ends.tolist()]
     parts = [
@@ -94,6 +94,15 @@ def _grouped_linear(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
         for first, last, one in zip(starts, starts[1:], weights, strict=False)
     ]
     return torch.cat([*parts, rows.new_zeros(rows.shape[0] - starts[-1], weights.shape[1])])
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """Return a tensor as a grouped GEMM takes it: its rows begin at multiples of 16 bytes."""
+    if torch.compiler.is_compiling():
+        return x
+    begins = (x.data_ptr(), *(x.element_size() * step for step in x.stride() if step != 1))
+    is_aligned = all(one % ROW_ALIGNMENT == 0 for one in begins)
+    return x if is_aligned else x.clone(memory_format=torch.contiguous_format)
 
 
 class _Gathered(torch.autograd.Function):
