@@ -213,7 +213,7 @@ LISTENERS = ("NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH", "NSYS_PROFILING_S
 
 @cache
 def _nvtx_domain() -> Any:  # noqa: ANN401 - nvtx has no types
-    """Return the NVTX domain of kprof; None where nobody listens, and the import would cost."""
+    """Return the NVTX domain of kprof; None where no tool listens, and the import would cost."""
     if not any(name in os.environ for name in LISTENERS):
         return None
     import nvtx

@@ -355,7 +355,7 @@ struct Producer {
         return true;
     }
 
-    // Copies that nobody has waited for must land before the CTA ends.
+    // Copies without a waiter must land before the CTA ends.
     __device__ __forceinline__ void drain() {
         if (SKIP_LOADS) return;
         for (u32 i = issued > STAGES ? issued - STAGES : 0; i < issued; ++i) {
