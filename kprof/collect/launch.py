@@ -143,8 +143,10 @@ class WindowFollower:
             self._stop(process)
 
     def _has_news(self) -> bool:
-        paths = sorted(self._raw.glob("rank*-pid*/recorder.json"))
-        stamp = tuple((str(path), path.stat().st_mtime_ns) for path in paths)
+        stamp: tuple[tuple[str, int], ...] = ()
+        for path in sorted(self._raw.glob("rank*-pid*/recorder.json")):
+            with contextlib.suppress(FileNotFoundError):
+                stamp += ((str(path), path.stat().st_mtime_ns),)
         has_changed, self._stamp = stamp != self._stamp, stamp
         return has_changed
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import re
 import shutil
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +38,15 @@ def leave_out_helpers(raw: Path) -> None:
 
 
 def recorders_of(raw: Path) -> dict[Path, dict[str, Any]]:
-    """Return what each process says of itself, by its folder."""
-    paths = sorted(raw.glob("rank*-pid*/recorder.json"))
-    return {path.parent: json.loads(path.read_text()) for path in paths}
+    """Return what each process says of itself, by its folder.
+
+    One that withdraws meanwhile, or was cut off while it wrote, is left out.
+    """
+    found = {}
+    for path in sorted(raw.glob("rank*-pid*/recorder.json")):
+        with contextlib.suppress(FileNotFoundError, JSONDecodeError):
+            found[path.parent] = json.loads(path.read_text())
+    return found
 
 
 def compress_parts(raw: Path) -> tuple[Path, ...]:

@@ -30,6 +30,19 @@ def test_the_exit_code_is_the_workloads_own(tmp_path):
     assert run_python(tmp_path, "raise SystemExit(7)").exit_code == 7
 
 
+def test_a_recorder_that_cannot_start_costs_neither_the_workload_nor_its_exit_code(tmp_path):
+    code = """
+import sys, time
+sys.modules["kprof_recorder.settings"] = None
+import torch
+time.sleep(0.2)
+raise SystemExit(7)
+"""
+    result = run_python(tmp_path, code)
+    assert result.exit_code == 7
+    assert result.messages
+
+
 def test_death_by_a_signal_is_128_and_its_number(tmp_path):
     code = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     assert run_python(tmp_path, code).exit_code == 137

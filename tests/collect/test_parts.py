@@ -2,7 +2,12 @@
 
 import gzip
 
-from kprof.collect.process_folders import compress_parts, escape_name, leave_out_helpers
+from kprof.collect.process_folders import (
+    compress_parts,
+    escape_name,
+    leave_out_helpers,
+    recorders_of,
+)
 from tests.recorded import recorded_part
 
 
@@ -39,6 +44,14 @@ def test_a_rank_without_steps_stays(tmp_path):
     rank = recorded_part(tmp_path, 2, world_size=2)
     leave_out_helpers(tmp_path)
     assert rank.exists()
+
+
+def test_a_process_is_left_out_that_withdraws_or_is_cut_off_while_it_tells(tmp_path):
+    whole, cut, gone = (recorded_part(tmp_path, number) for number in (1, 2, 3))
+    (cut / "recorder.json").write_text('{"schema": 1, "pi')
+    (gone / "recorder.json").unlink()
+    (gone / "recorder.json").symlink_to(gone / "withdrawn")
+    assert list(recorders_of(tmp_path)) == [whole]
 
 
 def test_traces_are_compressed_and_the_plain_ones_go(tmp_path):

@@ -31,7 +31,8 @@ from kprof.kernels.swap.swapping import Swap, all_roots, is_any_on
 
 # No finding names them. They change the forward of a layer, which other kernels use.
 NOT_ASKED = {"add_rmsnorm", "add_layernorm"}
-# Longest search for call sites, which holds up the workload: thousands of norms take seconds.
+# Longest search for call sites in CPU time, which holds up the workload: thousands of norms take
+# seconds.
 MOST_S = 1.0
 CUT = f"the search for call sites was ended after {MOST_S:g} s"
 

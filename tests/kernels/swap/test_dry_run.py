@@ -4,6 +4,8 @@ import tests.kernel_interpreter  # noqa: F401, I001 - first, before anything imp
 
 import json
 import random
+import subprocess
+import sys
 from collections import Counter
 from typing import ClassVar
 
@@ -350,3 +352,27 @@ def test_the_search_for_call_sites_ends_after_a_while_and_says_what_it_did_not_c
     found = json.loads((tmp_path / "dry_run.json").read_text())
     assert (found["kernels"], found["rows"], found["why_not"]) == ([], [], "")
     assert found["why_others"]
+
+
+ACTIVATION = """
+import sys, torch
+from kprof.kernels.swap import dry_run
+
+class NewGelu(torch.nn.Module):
+    def forward(self, x):
+        return 0.5 * x * (1 + torch.tanh(0.7978845608028654 * (x + 0.044715 * x**3)))
+
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), NewGelu(), torch.nn.LayerNorm(8))
+watch = dry_run.begin(sys.argv[1])
+model(torch.randn(4, 8))
+watch.end()
+print(sorted({"sympy", "torch._dynamo"} & sys.modules.keys()))
+"""
+
+
+def test_the_search_imports_no_compiler_of_torchs_which_takes_seconds(tmp_path):
+    path = tmp_path / "dry_run.json"
+    command = [sys.executable, "-c", ACTIVATION, path]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = {row["kernel"] for row in json.loads(path.read_text())["rows"]}
+    assert (found >= {"gelu", "layernorm"}, done.stdout) == (True, "[]\n")

@@ -67,6 +67,7 @@ def say_not_started(error: Exception) -> None:
         "num_steps_seen": 0,
         "steps": [],
         "window": None,
+        "window_ns": [],
         "device_name": None,
         "is_complete": True,
         "caveats": [],
