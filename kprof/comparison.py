@@ -23,6 +23,8 @@ SCHEMA = 1
 MOST_PLANNED_PAIRS = 1000
 FILE = "comparison.json"
 PAIRS_FILE = "pairs.json"
+CHOSEN = ", chosen by --swap auto"
+"""What follows the kernels of a swap that kprof has chosen, in the words for B."""
 
 Better = Literal["lower", "higher"]
 Verdict = Literal["FASTER", "SLOWER", "SAME", "INCONCLUSIVE", "INVALID"]

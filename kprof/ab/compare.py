@@ -41,8 +41,9 @@ from kprof.analyze.verdict.plausibility import (
 )
 from kprof.collect.launch import write_description
 from kprof.collect.trials import LOG, TrialError, Variant
-from kprof.comparison import PAIRS_FILE, Claim, Comparison, encode, save
+from kprof.comparison import CHOSEN, PAIRS_FILE, Claim, Comparison, encode, save
 from kprof.errors import KprofError
+from kprof.kernels.correctness.levels import GateReport
 from kprof.kernels.swap.swap_report import (
     AUTO,
     CHOICE,
@@ -53,6 +54,7 @@ from kprof.kernels.swap.swap_report import (
 from kprof.report.comparison_sections import sections_of_comparison
 from kprof.report.costs import MISSING_FACTS, sections_of_costs
 from kprof.report.html import write_html
+from kprof.report.kernel_library import result_of_gate, sections_of_gate
 from kprof.report.redaction import redacted
 from kprof.report.section import Part, Section, Table, Text
 from kprof.report.sla_verdict import METHOD, NOTES, Judged, result_of_sla, sections_of_sla
@@ -77,6 +79,8 @@ class Compared:
     costs: Costs | None = None
     is_priced: bool = False
     """Whether costs were asked for."""
+    training: GateReport | None = None
+    """Whether the workload trains as well with B, where that was asked for."""
 
     @property
     def report(self) -> Path:
@@ -99,6 +103,8 @@ class Compared:
             claim = self.comparison.headline
             measured = None if claim.interval is None else claim.interval.ratio
             found.append(replace(section_of_choice(read_choice(choice), measured), order=14))
+        if self.training is not None:
+            found += [replace(one, order=25) for one in sections_of_gate(self.training)]
         if self.costs is not None:
             found.append(section_of_costs(self.costs))
         elif self.is_priced:
@@ -107,9 +113,10 @@ class Compared:
 
     @property
     def exit_code(self) -> int:
-        """0: faster, or the same; 1: slower by what matters, or B misses a target; 3: unknown."""
+        """0: faster, or the same; 1: slower by what matters, misses a target or trains worse."""
         of_b = self.assessed.get("B")
         is_missed = of_b is not None and of_b.verdict == "MISSED"
+        is_missed |= self.training is not None and self.training["L6"].state == "failed"
         compared = self.comparison
         return 1 if is_missed else exit_code_of(compared.headline, compared.plan.smallest_effect)
 
@@ -124,6 +131,8 @@ class Compared:
         if self.assessed:
             judged = {arm: Judged(arm, found) for arm, found in self.assessed.items()}
             told["targets"] = {arm: result_of_sla(one) for arm, one in judged.items()}
+        if self.training is not None:
+            told["training"] = result_of_gate(self.training)
         if self.is_priced:
             told["costs"] = msgspec.to_builtins(self.costs)
         return told
@@ -165,7 +174,7 @@ def compare(options: AbOptions, tell: Tell = lambda message: None) -> Compared:
             _clean_up(stop, folder, tell)
             raise
         options = replace(options, swap=",".join(choice.names))
-        b = replace(b, difference=f"--swap {options.swap}, chosen by --swap auto")
+        b = replace(b, difference=f"--swap {options.swap}{CHOSEN}")
     taken = _take(a, b, options, folder, tell)
     calibration = last_calibration()
     more = (
@@ -190,8 +199,19 @@ def compare(options: AbOptions, tell: Tell = lambda message: None) -> Compared:
         is_priced,
     )
     save(comparison, folder, compared.besides)
+    if options.losses:
+        compared = replace(compared, training=_training(a, b, options, folder, tell))
+        save(comparison, folder, compared.besides)
     write_html(f"{comparison.name}: A against B", compared.sections, compared.report)
     return compared
+
+
+def _training(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Tell) -> GateReport:
+    # Imported where it is asked for: it needs torch.
+    from kprof.ab.training import report_of, trained_alike
+
+    level = trained_alike(a, b, options, folder / "raw" / "training", tell)
+    return report_of(options.swap or b.difference, level)
 
 
 def check_worth(targets: Sequence[Target], given: Mapping[str, str | None]) -> None:

@@ -52,6 +52,8 @@ class AbOptions:
     window_s: float = 0.25
     """A sample is as many steps as fill this time."""
     seed: int = field(default_factory=draw_seed)
+    losses: int | None = None
+    """Steps of training runs whose losses are compared; None: no such runs."""
     targets: tuple[str, ...] = ()
     """Targets that A and B have to keep, such as step_p50<=60ms."""
     facts: Mapping[str, str | None] = field(default_factory=dict)
@@ -84,6 +86,11 @@ def variants_of(options: AbOptions) -> tuple[Variant, Variant]:
             )
         if options.patch:
             _check_patch(options.patch)
+        if options.patch and options.losses:
+            raise KprofError(
+                "--losses compares training runs of processes, which do not enter --patch",
+                fix="give --swap, --env, --arg or --python",
+            )
         words = [f"--swap {options.swap}" if options.swap else f"inside {options.patch}"]
     a = Variant("A", command, {}, "as it is" if options.other is None else options.words[0])
     b = Variant("B", others, environment, " ".join(words) or "the same: an A/A test")

@@ -63,6 +63,10 @@ def ab(
     window: Annotated[
         float, Option(metavar="S", min=0.01, help="Minimum seconds per sample.")
     ] = 0.25,
+    losses: Annotated[
+        int | None,
+        Option(metavar="N", min=32, help="Compare the losses of training runs of N steps, too."),
+    ] = None,
     target: Annotated[
         list[str] | None, Option(metavar="T", help="SLA target, such as 'step_p50<=60ms'.")
     ] = None,
@@ -97,7 +101,8 @@ def ab(
     --python compares two scripts. Without any of them, B is A: a test of the measurement.
 
     Exit code 0: B is faster, the same, or slower within the smallest effect. 1: B is slower by
-    more than the smallest effect, or misses a target. 2: error. 3: inconclusive or invalid.
+    more than the smallest effect, misses a target, or trains worse (--losses). 2: error. 3:
+    inconclusive or invalid.
     """
     # Imported where it runs: `--help` needs neither pandas nor scipy.
     from kprof.ab.compare import compare
@@ -128,6 +133,7 @@ def ab(
         skip=skip,
         window_s=window,
         seed=draw_seed() if seed is None else seed,
+        losses=losses,
         targets=tuple(target or ()),
         facts={
             "gpu": gpu,

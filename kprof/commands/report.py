@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -24,7 +24,7 @@ from kprof.report.section import Part, Section, Table, Text
 if TYPE_CHECKING:
     from kprof.opened import Progress
     from kprof.report.partner.disclosure import Level
-    from kprof.report.partner.evidence import Advice, Evidence, Source
+    from kprof.report.partner.evidence import Advice, Evidence, Kind, Source
 
 FIX = "name runs (*.kprof), comparisons of kprof ab, or the --json output of a command"
 
@@ -38,6 +38,7 @@ class _Found:
     service_levels: list[Any] = field(default_factory=list)
     costs: list[Any] = field(default_factory=list)
     gates: list[Any] = field(default_factory=list)
+    trainings: list[Any] = field(default_factory=list)
     benches: list[Benched] = field(default_factory=list)
     calibration: Any = None
     calibration_text: str = ""
@@ -97,7 +98,7 @@ def read_evidence(
     """
     from kprof.analyze.cost.of_runs import with_worth
     from kprof.opened import open_trace
-    from kprof.report.partner.evidence import Evidence
+    from kprof.report.partner.evidence import Evidence, gates_with
     from kprof.storage import META_FILE
 
     found = _Found()
@@ -120,7 +121,7 @@ def read_evidence(
         tuple(found.comparisons),
         tuple(found.service_levels),
         tuple(found.costs),
-        tuple(found.gates),
+        gates_with(found.trainings, found.gates),
         found.calibration,
         found.calibration_text,
         sources=tuple(found.sources),
@@ -149,19 +150,17 @@ def _add_known(found: _Found, content: Any, path: Path) -> str:  # noqa: ANN401 
     parts = parts_of(content)
     if not parts:
         raise KprofError(f"{path} is not a result of kprof", fix=FIX)
+    add: dict[Kind, Callable[[Any, str], object]] = {
+        "comparison": lambda said, arm: _add_compared(found, said),
+        "training": lambda said, arm: found.trainings.append(gate_in(said)),
+        "service level": lambda said, arm: found.service_levels.append(service_level_in(said, arm)),
+        "cost": lambda said, arm: found.costs.append(costs_in(said)),
+        "calibration": lambda said, arm: setattr(found, "calibration", calibration_in(said)),
+        "quality gate": lambda said, arm: found.gates.extend(map(gate_in, said)),
+        "kernels beside their peers": lambda said, arm: found.benches.extend(read_benched(said)),
+    }
     for kind, said, arm in parts:
-        if kind == "comparison":
-            _add_compared(found, said)
-        elif kind == "service level":
-            found.service_levels.append(service_level_in(said, arm))
-        elif kind == "cost":
-            found.costs.append(costs_in(said))
-        elif kind == "calibration":
-            found.calibration = calibration_in(said)
-        elif kind == "quality gate":
-            found.gates += [gate_in(one) for one in said]
-        else:
-            found.benches += read_benched(said)
+        add[kind](said, arm)
     return parts[0].kind
 
 

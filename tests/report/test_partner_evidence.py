@@ -11,8 +11,10 @@ import msgspec
 from kprof.analyze.verdict.plausibility import find_power_effect
 from kprof.commands.report import read_evidence
 from kprof.comparison import Pair, save
+from kprof.kernels.correctness.levels import LEVELS, TRAINING, GateReport, Level
 from kprof.report.calibration import result_of_calibration
 from kprof.report.kernel_library import result_of_gate
+from kprof.report.partner.evidence import gates_with, parts_of
 from kprof.report.partner.wording import VERDICTS, without_letters
 from kprof.report.sla_verdict import result_of_sla
 from tests.quantities import quantities_in
@@ -20,6 +22,7 @@ from tests.report.partner_evidence import (
     calibration_of,
     comparison_of,
     everything,
+    gate_of,
 )
 from tests.report.partner_pages import paragraphs_of, rows_of, said, verdict_of
 
@@ -92,3 +95,19 @@ def test_the_sides_of_a_comparison_are_called_as_the_page_calls_them():
     assert (quantities_in(told), re.findall(r"\b[AB]\b", told)) == (["11.1 %"], [])
     assert re.findall(r"\b[AB]\b", doubt) == ["B", "A"]
     assert said(everything(comparisons=(comparison_of(doubts=(doubt,)),))).count(told) == 3
+
+
+def test_training_runs_of_a_swap_count_for_each_of_its_checked_kernels():
+    levels = tuple(Level(name, "passed" if name == "L6" else "not run", "") for name in LEVELS)
+    training = GateReport("rmsnorm=kprof@*.mlp,rope", levels, ("L6",))
+    checked = gate_of(is_bit_exact=False)
+    other = replace(checked, subject="swiglu by kprof")
+    found = gates_with([training], [checked, other])
+    assert [one.reached for one in found] == [TRAINING, None]
+    assert gates_with([training], [other]) == (other, training)
+    assert gates_with([], [other]) == (other,)
+
+
+def test_training_runs_stand_in_a_comparison():
+    said = {"plan": {}, "pairs": [], "claims": [], "training": {"subject": "rope"}}
+    assert [part.kind for part in parts_of(said)] == ["comparison", "training"]

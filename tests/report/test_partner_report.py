@@ -299,6 +299,7 @@ def test_a_gain_is_green_only_where_nothing_is_left_to_prove():
     of = {
         "quality": replace(proven, gates=()),
         "class of quality": replace(proven, gates=(gate_of(is_bit_exact=False),)),
+        "quality of all": replace(proven, comparisons=(comparison_of(b="--swap rmsnorm,rope"),)),
         "target": unproven,
         "both": replace(unproven, gates=()),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from kprof.kernels.correctness.scope import Scope
@@ -26,6 +26,7 @@ BIT_EXACT = "BIT-EXACT"
 NUMERICAL = "NUMERICALLY EQUIVALENT"
 BEHAVIOURAL = "BEHAVIOURALLY EQUIVALENT"
 TASK = "TASK-EQUIVALENT"
+TRAINING = "TRAINING-EQUIVALENT"
 REJECT = "REJECT"
 
 # Strongest first: the levels that a class needs, all of them passed.
@@ -34,6 +35,7 @@ NEEDS = {
     NUMERICAL: ("L0", "L1", "L2"),
     BEHAVIOURAL: ("L0", "L3", "L4"),
     TASK: ("L0", "L5"),
+    TRAINING: ("L0", "L6"),
 }
 # What, once run, must have passed: all that is weaker than the class, as the class claims it, too.
 VETOES = {
@@ -41,7 +43,10 @@ VETOES = {
     NUMERICAL: LEVELS,
     BEHAVIOURAL: ("L0", "L3", "L4", "L5", "L6"),
     TASK: ("L0", "L5", "L6"),
+    TRAINING: ("L0", "L5", "L6"),
 }
+# All that a swap may reach that changes precision.
+OF_LOWER_PRECISION = (TASK, TRAINING)
 
 
 NUM_NAMED = 3
@@ -192,6 +197,14 @@ class GateReport:
         """Return the level with this name, such as `report["L1"]`."""
         return next(level for level in self.levels if level.name == name)
 
+    def with_level(self, level: Level) -> GateReport:
+        """Return the report with a level that was run apart; one that it has run itself stays."""
+        levels = (
+            level if one.name == level.name and one.state == "not run" else one
+            for one in self.levels
+        )
+        return replace(self, levels=tuple(levels))
+
     @property
     def scope(self) -> Scope | None:
         """The calls that the class speaks of: those that L1 tried; None where it was not run."""
@@ -235,7 +248,7 @@ class GateReport:
             return False
         if name == BIT_EXACT and not self["L1"].is_bit_exact:
             return False
-        return not self.changes_precision or name == TASK
+        return not self.changes_precision or name in OF_LOWER_PRECISION
 
     @property
     def missing(self) -> tuple[str, ...]:

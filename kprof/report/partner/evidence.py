@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timezone
@@ -131,6 +132,7 @@ Kind = Literal[
     "cost",
     "calibration",
     "quality gate",
+    "training",
     "kernels beside their peers",
 ]
 KEYS: dict[Kind, set[str]] = {
@@ -141,7 +143,7 @@ KEYS: dict[Kind, set[str]] = {
     "quality gate": {"subject", "levels", "asked"},
     "kernels beside their peers": {*BENCH_KEYS},
 }
-"""The keys of each command's JSON; no two kinds share them."""
+"""The keys of each command's JSON; no two share them. Training runs stand in a comparison."""
 
 
 class Part(NamedTuple):
@@ -169,6 +171,8 @@ def parts_of(content: Any) -> list[Part]:  # noqa: ANN401 - any JSON
     parts = [Part(kind, content), *(Part("service level", levels[arm], arm) for arm in levels)]
     if kind == "comparison" and content.get("costs"):
         parts.append(Part("cost", content["costs"], "B"))
+    if kind == "comparison" and content.get("training"):
+        parts.append(Part("training", content["training"]))
     return parts
 
 
@@ -236,6 +240,28 @@ def gate_in(content: Plain) -> GateReport:
         for level in content["levels"]
     ]
     return msgspec.convert({**content, "levels": levels}, GateReport, strict=False)
+
+
+def gates_with(
+    trainings: Sequence[GateReport], gates: Sequence[GateReport]
+) -> tuple[GateReport, ...]:
+    """Return the gate's reports, with L6 of the training runs of a whole swap in each of its parts.
+
+    Training runs of which no part was checked are a report of their own.
+    """
+    found = list(gates)
+    for training in trainings:
+        parts = set(kernels_in(training.subject))
+        places = [n for n, one in enumerate(found) if parts & set(kernels_in(one.subject))]
+        for place in places:
+            found[place] = found[place].with_level(training["L6"])
+        found += [] if places else [training]
+    return tuple(found)
+
+
+def kernels_in(subject: str) -> list[str]:
+    """Return the kernels of a swap, as of "rmsnorm=kprof@*.mlp,swiglu", or of a check."""
+    return [re.split("[=@ ]", one.strip())[0] for one in subject.split(",")]
 
 
 def _measure(content: Plain) -> dict[str, Any]:

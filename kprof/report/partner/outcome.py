@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from statistics import median
 
-from kprof.comparison import Claim, Comparison
+from kprof.comparison import CHOSEN, Claim, Comparison
 from kprof.errors import counted
 from kprof.kernels.correctness.levels import REJECT
 from kprof.report.comparison_sections import format_value
-from kprof.report.partner.evidence import Evidence, first_and_last
+from kprof.report.partner.evidence import Evidence, first_and_last, kernels_in
 from kprof.report.partner.money import (
     MILLION,
     MONTH,
@@ -32,6 +32,8 @@ from kprof.report.partner.wording import (
 UNCHECKED = "Adopt the change once the quality gate has shown that the results stay correct"
 KEPT_NOW = "every SLA target of the service is met now, and was not before"
 UNPROVEN = "whether the service meets its SLA targets is not proven"
+# Levels that a gate runs on the whole model, with all that was swapped in.
+OF_MODELS = ("L2", "L3", "L4", "L5")
 QUALITY, TARGETS = "quality of the results", "SLA targets"
 SAVINGS = (
     (MONTH, "a month"),
@@ -115,7 +117,16 @@ def _open_claims(evidence: Evidence) -> list[str]:
 
 def _is_quality_shown(evidence: Evidence) -> bool:
     """Tell whether the gate has shown equivalent results of everything that was swapped in."""
-    return bool(evidence.gates) and all(gate.reached for gate in evidence.gates)
+    gates = evidence.gates
+    return bool(gates) and all(gate.reached for gate in gates) and not _unchecked(evidence)
+
+
+def _unchecked(evidence: Evidence) -> list[str]:
+    """Return the swapped kernels that no check is of; a check of a whole model is of all."""
+    if any(gate[name].state == "passed" for gate in evidence.gates for name in OF_MODELS):
+        return []
+    checked = {name for gate in evidence.gates for name in kernels_in(gate.subject)}
+    return [name for name in _swapped(evidence) if name not in checked]
 
 
 def _rejected(evidence: Evidence) -> str:
@@ -244,8 +255,8 @@ def _about_gaps(evidence: Evidence) -> list[str]:
         steps.append(f"Measure the service longer, as {UNPROVEN}{_enough_to_prove(evidence)}.")
     comparison = evidence.headline
     verdict = comparison.headline.verdict if comparison else None
-    if verdict == "FASTER" and not evidence.gates and (swapped := _swapped(evidence)):
-        names = " ".join(swapped)
+    if verdict == "FASTER" and (unchecked := _unchecked(evidence)):
+        names = " ".join(unchecked)
         steps.append(f"Check that they do: kprof kernels check {names} --json > gate.json")
     if comparison is not None and evidence.calibration is None and not evidence.calibration_text:
         steps.append(
@@ -269,7 +280,7 @@ def _swapped(evidence: Evidence) -> list[str]:
     """Return the kernels that were swapped in to be compared."""
     comparison = evidence.headline
     _, is_swap, kernels = (comparison.b if comparison else "").partition("--swap ")
-    return [one.partition("=")[0] for one in kernels.split(",")] if is_swap else []
+    return kernels_in(kernels.removesuffix(CHOSEN)) if is_swap else []
 
 
 def _about_findings(evidence: Evidence) -> list[str]:

@@ -11,6 +11,7 @@ from kprof.kernels.correctness.levels import (
     NUMERICAL,
     REJECT,
     TASK,
+    TRAINING,
     judge,
     not_run,
 )
@@ -50,7 +51,13 @@ def passed(*names):
         (passed("L0", "L3", "L4") | {"L1": "undecided"}, BEHAVIOURAL),
         (passed("L0", "L5") | {"L1": "failed", "L6": "undecided"}, None),
         (passed("L0") | {"L1": "failed", "L5": "undecided"}, None),
-        (passed("L0") | {"L1": "failed", "L6": "undecided"}, REJECT),
+        (passed("L0") | {"L1": "failed", "L6": "undecided"}, None),
+        (passed("L0", "L6"), TRAINING),
+        (passed("L0", "L1", "L6"), TRAINING),
+        (passed("L0", "L5", "L6"), TASK),
+        (passed("L0", "L6") | {"L1": "failed", "L3": "failed"}, TRAINING),
+        (passed("L0", "L6") | {"L5": "failed"}, REJECT),
+        (passed("L1", "L6"), None),
     ],
 )
 def test_a_class_is_reached_by_its_levels_and_kept_back_by_weaker_ones(states, reached):
@@ -66,6 +73,14 @@ def test_bit_exact_needs_every_bit_and_no_precision_changed():
 def test_a_change_of_precision_is_never_more_than_task_equivalent():
     assert report_of(passed(*LEVELS), changes_precision=True).reached == TASK
     assert report_of(passed("L0", "L1", "L2", "L3", "L4"), changes_precision=True).reached is None
+    assert report_of(passed("L0", "L1", "L2", "L6"), changes_precision=True).reached == TRAINING
+
+
+def test_a_level_run_apart_counts_where_the_report_has_not_run_it():
+    level = Level("L6", "passed", "elsewhere")
+    assert report_of(passed("L0", "L1")).with_level(level).reached == TRAINING
+    failed = report_of(passed("L0") | {"L6": "failed"})
+    assert failed.with_level(level)["L6"].state == "failed"
 
 
 def test_a_level_that_was_asked_for_and_not_run_does_not_pass():

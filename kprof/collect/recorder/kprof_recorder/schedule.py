@@ -32,6 +32,8 @@ class Schedule:
     patch: str | None = None
     """FILE.py:NAME or MODULE:NAME, which returns a context manager: arm B runs inside it."""
     patch_arguments: tuple[str, ...] = ()
+    seed: int | None = None
+    """Of all random numbers of the process; None: as the workload sets them."""
 
     @property
     def arms(self) -> tuple[str, ...]:

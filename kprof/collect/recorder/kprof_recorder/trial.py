@@ -35,6 +35,7 @@ from .quiet import hide_from_tracebacks
 from .ranks import local_rank, rank, started_by, world_size
 from .recorder import MOST_STEPS, DeviceClock, Follower, now
 from .schedule import SHEET, Block, Schedule, blocks_of
+from .seeds import start_from
 from .settings import Settings
 from .softly import softly
 from .step_counter import REPLAY, Rule, Source
@@ -61,11 +62,15 @@ class TrialSession:
 
     def __init__(self, settings: Settings) -> None:
         assert settings.schedule is not None
-        self.recorder = WindowTimer(settings, Schedule.read(settings.schedule))
+        schedule = Schedule.read(settings.schedule)
+        self._seed = schedule.seed
+        self.recorder = WindowTimer(settings, schedule)
         self.hooks = Hooks(self.recorder)
 
     def follow_the_process(self) -> None:
         """Follow the schedule from here to the process's end."""
+        if self._seed is not None:
+            start_from(self._seed)
         self.hooks.install()
         keep_from_compiler(__package__)
         hide_from_tracebacks()

@@ -30,6 +30,7 @@ CLASSES = {
     "NUMERICALLY EQUIVALENT": "the results differ by rounding alone",
     "BEHAVIOURALLY EQUIVALENT": "the model behaves the same",
     "TASK-EQUIVALENT": "the model does its task as well",
+    "TRAINING-EQUIVALENT": "training converges the same way",
     REJECT: "the results are not good enough",
 }
 
