@@ -34,6 +34,16 @@ def test_a_clear_gain_takes_100_of_160_pairs(script, monkeypatch, capsys):
     assert result["doubts"] == []
 
 
+def test_each_pair_is_told_once_when_it_is_whole_with_its_own_change(script, monkeypatch, capsys):
+    stand_in(monkeypatch, b=0.9)
+    kprof("ab", "--patch", "patch.py:f", "--pairs", "6", "--fixed", "--json", script)
+    printed = capsys.readouterr()
+    pairs = json.loads(printed.out)["pairs"]
+    changes = [f"{100 * (pair['b'][0] / pair['a'][0] - 1):+.1f} %" for pair in pairs]
+    lines = [quantities_in(line) for line in printed.err.splitlines() if " of at most 6: B" in line]
+    assert [line[:3] for line in lines] == [[str(n + 1), "6", c] for n, c in enumerate(changes)]
+
+
 def test_on_a_clock_too_coarse_for_its_windows_nothing_is_proven(script, monkeypatch, capsys):
     stand_in(monkeypatch, b=0.9)
     monkeypatch.setattr("kprof.ab.in_process.measure_host_resolution_ns", lambda: 1e12)

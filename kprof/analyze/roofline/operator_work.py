@@ -36,8 +36,8 @@ def described_by(ranges: pd.DataFrame) -> np.ndarray:
     described = np.arange(len(ranges))
     names = ranges["name"].cat
     code = names.codes.to_numpy()
-    is_collective = np.array([*(names.categories == _COLLECTIVE), False])
-    is_annotation = np.array([*(str(n).startswith(_ANNOTATION) for n in names.categories), False])
+    is_collective = np.asarray(names.categories == _COLLECTIVE)
+    is_annotation = np.array([str(n).startswith(_ANNOTATION) for n in names.categories], bool)
     rows = np.flatnonzero(is_annotation[code])
     around = ranges["parent"].to_numpy(np.int64, na_value=NO_ROW)[rows]
     tells = ranges["input_shapes"].notna().to_numpy()[rows] & (around != NO_ROW)

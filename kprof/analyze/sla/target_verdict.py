@@ -234,7 +234,8 @@ def _too_short(spells: Spells, quantile: Fraction | None = None) -> str:
 
 
 def _times(ratio: float) -> str:
-    return f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.2g}"
+    """Write how many times as much is enough: as much again would be none."""
+    return f"{math.ceil(ratio) if ratio >= 10 else math.ceil(10 * ratio) / 10:,g}"
 
 
 def judge_rate(target: Target, rate: Rate, spells: Spells | None = None) -> Judgement:

@@ -30,6 +30,7 @@ from kprof.analyze.calibration.tally import (
     Known,
     least_found,
     look_at_all,
+    stops_of,
     tally,
     when_stopped,
     with_all_pairs,
@@ -391,3 +392,13 @@ def test_b_is_the_slower_one_whichever_came_first():
     assert (a.tolist(), b.tolist()) == ([[1, 4]], [[2, 3]])
     a, b = samples_of(in_order, order[:1], 0.0, quiet)
     assert (a.tolist(), b.tolist()) == ([[1, 4]], [[2, 3]])
+
+
+def test_a_calibrated_comparison_stops_with_the_pair_at_which_it_would_stop_alone():
+    """Also where the median pair is slower and rare stalls of A make the mean faster."""
+    rng = np.random.default_rng(0)
+    stalls = -0.8 * (rng.random((40, 40)) < 0.2)
+    stalling = 0.02 + 0.002 * rng.standard_normal((40, 40)) + stalls
+    alone = [len(stopped(pairs_of(row))) for row in stalling]
+    assert min(alone) < max(alone)
+    assert stops_of(known_of(0.01, 0.01, stalling), levels_of(PLAN)).tolist() == alone

@@ -131,3 +131,12 @@ def test_gaps_of_answers_that_are_slow_in_spells_prove_no_miss():
         answer(50, sent_ms=1000 * i, gaps_ms=slow if 500 <= i < 550 else fast) for i in range(2000)
     ]
     assert verdict("gap_p99<=50ms", service(*rows)) == "NOT PROVEN"
+
+
+def test_marks_that_count_several_times_clump_as_much_as_if_they_count_once():
+    rng = np.random.default_rng(2)
+    sizes = rng.integers(1, 9, 600).astype(float)
+    marked = sizes * np.repeat(rng.random(30) < 0.3, 20)
+    once, often = (count_independent([Marks(n * marked, n * sizes)]) for n in (1, 8))
+    assert once == often
+    assert once.num < 100

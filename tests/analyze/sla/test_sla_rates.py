@@ -133,7 +133,7 @@ def test_a_rate_that_goes_one_way_all_along_has_no_bounds():
 def test_a_rate_says_how_much_longer_would_prove_it():
     found = judged("requests>=80req/s", paced(*[10, 14, 12, 10, 16] * 4))
     assert found.verdict == "NOT PROVEN"
-    assert quantities_in(found.why) == ["20", "15"]
+    assert quantities_in(found.why) == ["20", "16"]
 
 
 def test_independent_slices_mostly_have_nearly_the_bounds_of_independent_ones():
@@ -164,3 +164,11 @@ def test_runs_at_different_rates_are_not_as_sure_as_their_slices():
     apart = judged("requests>=60req/s", *(steady(every_ms=each) for each in (10, 12, 16)))
     assert (alike.verdict, apart.verdict) == ("MET", "NOT PROVEN")
     assert (apart.num_independent, apart.why_fewer) == (3, "runs differ")
+
+
+def test_only_of_a_limit_below_the_measured_rate_a_longer_load_is_said_to_prove_it():
+    run = paced(*[10, 14, 12, 10, 16] * 4)
+    for limit, times in ((60, None), (70, "1.1"), (80, "16"), (90, None), (200, None)):
+        found = judged(f"requests>={limit}req/s", run)
+        # The number of slices is the last where nothing more is said.
+        assert quantities_in(found.why)[-1] == (times or "20")

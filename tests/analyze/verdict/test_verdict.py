@@ -176,3 +176,16 @@ def test_a_mean_that_is_no_number_proves_nothing():
     values[1, 3] = np.nan
     look = look_at_mean(values, 0.05, 0.01, 40, is_fixed=True)
     assert not look.is_no_more and not look.is_no_less
+
+
+@pytest.mark.parametrize("is_fixed", [True, False])
+def test_what_is_proven_of_the_mean_one_way_is_proven_the_other_way_with_a_and_b_swapped(is_fixed):
+    rng = np.random.default_rng(3)
+    shifts = np.linspace(-0.03, 0.03, 61)[:, None]
+    a, b = (1 + 0.02 * rng.standard_normal((61, 12)) for _ in range(2))
+    b = b * np.exp(shifts)
+    look = look_at_mean(np.stack([a, b]), 0.05, 0.01, 12, is_fixed=is_fixed)
+    other = look_at_mean(np.stack([b, a]), 0.05, 0.01, 12, is_fixed=is_fixed).mirrored()
+    for name in ("estimate", "low", "high", "is_no_more", "is_no_less"):
+        np.testing.assert_allclose(getattr(look, name), getattr(other, name), rtol=1e-9)
+    assert 0 < look.is_no_less.sum() < 61

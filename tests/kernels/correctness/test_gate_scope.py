@@ -126,6 +126,17 @@ def test_other_dimensions_have_seventeen_at_most_while_rows_grow():
     assert (600, 17) in shapes
 
 
+def test_rows_grow_in_the_given_shape_with_the_fewest_values():
+    shapes = set()
+
+    def noted(x):
+        shapes.add(tuple(x.shape))
+        return x * 2
+
+    level_of(noted, free=(0,), shapes=((4, 400), (8, 12)), contexts=("gradient",))
+    assert {columns for rows, columns in (s for s in shapes if len(s) == 2) if rows > 99} == {12}
+
+
 def test_code_that_refuses_more_rows_than_were_given_passes_with_what_it_takes():
     def refuses_more(x):
         if x.dim() == 2 and x.shape[0] > 9:
