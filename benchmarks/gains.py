@@ -520,6 +520,7 @@ def main():
     parser.add_argument("rows", nargs="*", metavar="ROW", help=", ".join(ROWS))
     parser.add_argument("--pairs", type=int, default=60, help="at most, of each comparison")
     parser.add_argument("--variants", default="compiled,liger", help="those measured, or none")
+    parser.add_argument("--losses", type=int, help="steps of training runs (L6) of eager rows")
     parser.add_argument("--again", action="store_true", help="measure rows of the result, too")
     parser.add_argument("--tiny", action="store_true", help="small models: checks the rows")
     parser.add_argument("--commit", help="of this code, where it is no clone")
@@ -559,7 +560,8 @@ def measured(name, args, known):
             continue
         chosen = "auto" if key is None else steps[name].get("chosen")
         words = script if key is None else (*script, *one.variants[key])
-        told = swapped_or_not(folder, words, chosen, args.pairs)
+        losses = ("--losses", str(args.losses)) if args.losses and key is None else ()
+        told = swapped_or_not(folder, words, chosen, args.pairs, losses)
         reach = one.reach if key is None else None
         steps[label] = row(label, told.pop("speedup"), "x", "higher", reach, **told)
         yield steps[label]
@@ -567,10 +569,10 @@ def measured(name, args, known):
         yield against_rivals(name, [steps[name], *(steps[f"{name}_{key}"] for key in wanted)])
 
 
-def swapped_or_not(folder, script, kernels, pairs):
+def swapped_or_not(folder, script, kernels, pairs, more=()):
     """Return what `kprof ab` says of a script with these kernels, or its step time without."""
     anew = ("--budget", str(BUDGET_S)) if kernels == "auto" else ()
-    told = compared(folder, script, ("--swap", kernels, *anew), pairs) if kernels else {}
+    told = compared(folder, script, ("--swap", kernels, *anew, *more), pairs) if kernels else {}
     if told.get("a_ms"):
         return told
     why = told.get("problem", "no kernels were chosen")
@@ -640,7 +642,16 @@ def _told(told, tried):
         "b": told["b"],
         "chosen": told["b"].removeprefix("--swap ").partition(", chosen")[0] if is_swap else None,
         "tried": tried,
+        **({"losses": losses_in(told["training"])} if told.get("training") else {}),
     }
+
+
+def losses_in(training):
+    """Return what the training runs showed: level L6 with its measures."""
+    (level,) = [one for one in training["levels"] if one["name"] == "L6"]
+    kept = ("name", "value", "threshold", "baseline")
+    measures = [{key: one[key] for key in kept} for one in level["measures"]]
+    return {key: level[key] for key in ("state", "why", "looked_at")} | {"measures": measures}
 
 
 def _step_ms(told, arm):
