@@ -29,8 +29,7 @@ from torch.nn import functional
 import kprof
 from kprof.commands import kernels
 from kprof.kernels.correctness import Curve, Model, check
-from kprof.kernels.correctness.levels import not_run
-from kprof.report.kernel_library import result_of_gate
+from kprof.kernels.correctness.levels import not_run, result_of_gate
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 

@@ -27,8 +27,7 @@ from torch.nn import functional
 import kprof
 from kprof.commands import kernels as library
 from kprof.kernels.correctness import Model, check
-from kprof.kernels.correctness.levels import not_run
-from kprof.report.kernel_library import result_of_gate
+from kprof.kernels.correctness.levels import not_run, result_of_gate
 
 KERNELS = ("fp8_linear", "rmsnorm", "add_rmsnorm", "swiglu", "decode_attention")
 # All layers in FP8, as the comparisons have it; and three quarters of their weights.

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from kprof.kernels.correctness.levels import result_of_gate
 from kprof.report.calibration import result_of_calibration
-from kprof.report.kernel_library import result_of_gate
 from kprof.report.sla_verdict import result_of_sla
 from tests.analyze.test_fit import CONFIG
 from tests.collect import nsys_files

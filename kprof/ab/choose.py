@@ -54,6 +54,7 @@ from kprof.kernels.swap.swap_report import (
     GATE_PASSED,
     GATE_UNFINISHED,
     PLAN,
+    Checked,
     Choice,
     Predicted,
     Ran,
@@ -159,18 +160,18 @@ def _gate(tried: _Outcomes, raw: Path, most_s: float, tell: Tell) -> None:
         with ThreadPoolExecutor(GATES_AT_ONCE) as pool:
             judged = partial(_judge, place, end_s)
             outcomes = list(pool.map(judged, [tried.of[name] for name in names]))
-        for name, outcome in zip(names, outcomes, strict=True):
-            tried.of[name] = replace(tried.of[name], gate=outcome)
-            if outcome != GATE_PASSED:
-                tell(f"{name} is left out: it {outcome}")
+        for name, one in zip(names, outcomes, strict=True):
+            tried.of[name] = replace(tried.of[name], gate=one.outcome, gate_report=one.report)
+            if one.outcome != GATE_PASSED:
+                tell(f"{name} is left out: it {one.outcome}")
 
 
-def _judge(place: Path, end_s: float, one: Tried) -> str:
+def _judge(place: Path, end_s: float, one: Tried) -> Checked:
     """Return what the gate says of a candidate's calls: kept, or from a process of its own."""
     sorts = json.dumps([asdict(sort) for sort in one.sorts])
     facts = {"name": one.name, "sorts": sorts, **facts_of_machine(os.environ)}
     kept = load_gate(facts)
-    if kept:
+    if kept is not None:
         return kept
     stem = place / one.name.replace("=", "-by-")
     given, result = stem.with_suffix(".calls"), stem.with_suffix(".outcome")
@@ -188,12 +189,12 @@ def _judge(place: Path, end_s: float, one: Tried) -> str:
                 timeout=max(end_s - time.monotonic(), 0.0),
             )
     except subprocess.TimeoutExpired:
-        return GATE_UNFINISHED
+        return Checked(GATE_UNFINISHED)
     if not result.exists():
-        return f"ended the correctness gate: {stem.with_suffix('.log')}"
-    outcome = str(json.loads(result.read_text()))
-    keep_gate(facts, outcome)
-    return outcome
+        return Checked(f"ended the correctness gate: {stem.with_suffix('.log')}")
+    checked = Checked(**json.loads(result.read_text()))
+    keep_gate(facts, checked)
+    return checked
 
 
 NO_GPU = "the rules are about a GPU's time"

@@ -43,18 +43,19 @@ from kprof.collect.launch import write_description
 from kprof.collect.trials import LOG, TrialError, Variant
 from kprof.comparison import CHOSEN, PAIRS_FILE, Claim, Comparison, encode, save
 from kprof.errors import KprofError
-from kprof.kernels.correctness.levels import GateReport
+from kprof.kernels.correctness.levels import GateReport, result_of_gate
 from kprof.kernels.swap.swap_report import (
     AUTO,
     CHOICE,
     SWAP_REPORT,
+    Choice,
     read_choice,
     read_report,
 )
 from kprof.report.comparison_sections import sections_of_comparison
 from kprof.report.costs import MISSING_FACTS, sections_of_costs
 from kprof.report.html import write_html
-from kprof.report.kernel_library import result_of_gate, sections_of_gate
+from kprof.report.kernel_library import sections_of_gate
 from kprof.report.redaction import redacted
 from kprof.report.section import Part, Section, Table, Text
 from kprof.report.sla_verdict import METHOD, NOTES, Judged, result_of_sla, sections_of_sla
@@ -98,11 +99,10 @@ class Compared:
         if swapped.exists():
             swap = sections_of_swap(read_report(swapped))
             found += [replace(one, order=15) for one in swap]
-        choice = self.folder / CHOICE
-        if choice.exists():
+        if self._choice is not None:
             claim = self.comparison.headline
             measured = None if claim.interval is None else claim.interval.ratio
-            found.append(replace(section_of_choice(read_choice(choice), measured), order=14))
+            found.append(replace(section_of_choice(self._choice, measured), order=14))
         if self.training is not None:
             found += [replace(one, order=25) for one in sections_of_gate(self.training)]
         if self.costs is not None:
@@ -110,6 +110,12 @@ class Compared:
         elif self.is_priced:
             found.append(no_price(self.comparison))
         return sorted(found, key=lambda section: section.order)
+
+    @property
+    def _choice(self) -> Choice | None:
+        """What `--swap auto` has chosen."""
+        path = self.folder / CHOICE
+        return read_choice(path) if path.exists() else None
 
     @property
     def exit_code(self) -> int:
@@ -131,6 +137,8 @@ class Compared:
         if self.assessed:
             judged = {arm: Judged(arm, found) for arm, found in self.assessed.items()}
             told["targets"] = {arm: result_of_sla(one) for arm, one in judged.items()}
+        if gates := self._choice.gate_reports if self._choice else ():
+            told["gates"] = gates
         if self.training is not None:
             told["training"] = result_of_gate(self.training)
         if self.is_priced:

@@ -115,7 +115,8 @@ def kernels(
         last = "next: kprof kernels check"
         return Answer("kernels", [kernel_library.section_of_kernels(listed)], encoded(listed), last)
     if action == "check":
-        from kprof.report.kernel_library import result_of_gate, sections_of_gate
+        from kprof.kernels.correctness.levels import result_of_gate
+        from kprof.report.kernel_library import sections_of_gate
 
         judged = Calls(tuple(dtype or ()), forward)
         with closing(Progress(say)) as progress:

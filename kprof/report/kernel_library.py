@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kprof.kernels.correctness.levels import REJECT, GateReport, Level, Measure
-from kprof.kernels.correctness.scope import Scope
 from kprof.report.section import Column, Part, Section, Table, Text
 from kprof.report.units import MISSING, format_amount, format_count, format_share, format_time
 
@@ -110,7 +109,6 @@ def _row(one: Timed) -> tuple[str, ...]:
     )
 
 
-SCHEMA = 1
 TITLE = "Quality gate"
 ORDER = 90
 CAPTION = (
@@ -218,44 +216,3 @@ def _number(value: float) -> str:
     if math.isinf(value):
         return "∞"
     return f"{value:.4g}"
-
-
-def result_of_gate(report: GateReport) -> dict[str, object]:
-    """Return the report as plain data; a number that is not finite is None."""
-    return {
-        "schema": SCHEMA,
-        "subject": report.subject,
-        "passed": report.passed,
-        "reached": report.reached,
-        "missing": list(report.missing),
-        "asked": list(report.asked),
-        "changes_precision": report.changes_precision,
-        "scope": None if report.scope is None else _scope(report.scope),
-        "levels": [_level(level) for level in report.levels],
-    }
-
-
-def _scope(scope: Scope) -> dict[str, object]:
-    return {"words": str(scope), **asdict(scope)}
-
-
-def _level(level: Level) -> dict[str, object]:
-    return {
-        "name": level.name,
-        "title": level.title,
-        "state": level.state,
-        "why": level.why,
-        "looked_at": level.looked_at,
-        "is_bit_exact": level.is_bit_exact,
-        "scope": None if level.scope is None else _scope(level.scope),
-        "notes": list(level.notes),
-        "measures": [_measure(measure) for measure in level.measures],
-    }
-
-
-def _measure(measure: Measure) -> dict[str, object]:
-    plain = {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in asdict(measure).items()
-    }
-    return plain | {"is_met": measure.is_met}

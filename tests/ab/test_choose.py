@@ -19,12 +19,15 @@ from kprof.collect.windows import Window
 from kprof.errors import KprofError
 from kprof.kernels.swap.kept import facts_of_machine, keep_gate
 from kprof.kernels.swap.swap_report import (
+    CHOICE,
     GATE_PASSED,
     GATE_UNFINISHED,
     CallSort,
+    Checked,
     Choice,
     Ran,
     Tried,
+    read_choice,
 )
 from kprof.report.swap import section_of_choice
 from tests.ab.ab_runs import trial_of
@@ -224,7 +227,7 @@ def append(log, name, second, base="", parts=()):
 
 
 def passing(place, end_s, one):
-    return GATE_PASSED
+    return Checked(GATE_PASSED)
 
 
 def chosen(monkeypatch, folder, process, judge=passing, **options):
@@ -253,6 +256,17 @@ def test_where_all_kernels_together_are_slower_each_is_tried_alone(monkeypatch, 
         assert one.ratio == pytest.approx(shares[one.name], rel=0.01)
     assert choice.joint.ratio == pytest.approx(0.9 * 1.2 * 0.95, rel=0.01)
     assert json.loads((tmp_path / "choice.json").read_text())["tried"][0]["name"] == "rope=kprof"
+
+
+def test_the_gates_reports_of_what_is_chosen_are_kept_with_the_choice(monkeypatch, tmp_path):
+    def judge(place, end_s, one):
+        return Checked(GATE_PASSED, {"subject": one.name})
+
+    shares = {"rope=kprof": 0.9, "adamw=kprof": 1.2, "rmsnorm=kprof": 0.95, "rmsnorm=aten": 0.93}
+    choice = chosen(monkeypatch, tmp_path, Process(shares), judge)
+    assert choice == read_choice(tmp_path / CHOICE)
+    subjects = [one["subject"] for one in choice.gate_reports]
+    assert subjects == list(choice.names) == ["rope=kprof", "rmsnorm=aten"]
 
 
 def test_of_the_joint_swap_each_kernel_is_left_out_in_turn_and_its_provider_exchanged(
@@ -302,7 +316,7 @@ def test_a_provider_stands_in_for_one_of_the_joint_swap_that_the_gate_is_against
     monkeypatch, tmp_path
 ):
     def judge(place, end_s, one):
-        return "fails" if one.name == "rmsnorm=kprof" else GATE_PASSED
+        return Checked("fails" if one.name == "rmsnorm=kprof" else GATE_PASSED)
 
     shares = {"rope=kprof": 0.8, "rmsnorm=kprof": 0.9, "rmsnorm=aten": 0.95}
     choice = chosen(monkeypatch, tmp_path, Process(shares), judge=judge)
@@ -540,7 +554,7 @@ def test_of_a_kernel_the_next_provider_is_taken_where_the_gate_is_against_the_fa
 
     def judge(place, end_s, one):
         judged.append(one.name)
-        return "fails" if one.name in ("rmsnorm=aten", "rope=kprof") else GATE_PASSED
+        return Checked("fails" if one.name in ("rmsnorm=aten", "rope=kprof") else GATE_PASSED)
 
     choice = chosen(monkeypatch, tmp_path, process, judge=judge)
     assert choice.names == ("rmsnorm=kprof",)
@@ -557,13 +571,14 @@ def test_a_candidate_is_judged_in_a_process_that_may_hang_or_die(monkeypatch, tm
     end_s = time.monotonic() + 60
     # No module of that name: the process dies without an outcome.
     monkeypatch.setattr(choose_module, "GATE", "no.such.module")
-    assert choose_module._judge(tmp_path, end_s, one) not in ("", GATE_PASSED)
-    assert choose_module._judge(tmp_path, 0.0, one) == GATE_UNFINISHED
+    assert choose_module._judge(tmp_path, end_s, one).outcome not in ("", GATE_PASSED)
+    assert choose_module._judge(tmp_path, 0.0, one) == Checked(GATE_UNFINISHED)
     # Neither is kept; an outcome is, for the same calls.
     facts = {"name": one.name, "sorts": json.dumps([asdict(sort) for sort in one.sorts])}
-    keep_gate({**facts, **facts_of_machine(os.environ)}, "fails")
-    assert choose_module._judge(tmp_path, 0.0, one) == "fails"
-    assert choose_module._judge(tmp_path, 0.0, replace(one, sorts=())) != "fails"
+    kept = Checked("fails", {"levels": []})
+    keep_gate({**facts, **facts_of_machine(os.environ)}, kept)
+    assert choose_module._judge(tmp_path, 0.0, one) == kept
+    assert choose_module._judge(tmp_path, 0.0, replace(one, sorts=())) != kept
 
 
 def kept_twice(monkeypatch, folder, process, change=lambda script: None, judge=passing, **options):
@@ -628,7 +643,7 @@ def again(folder):
 
 def test_a_kernel_that_the_gate_had_no_time_for_is_not_known_the_second_time(monkeypatch, tmp_path):
     process = Process({"rope=kprof": 0.9})
-    outcomes = iter([GATE_UNFINISHED, GATE_PASSED])
+    outcomes = iter([Checked(GATE_UNFINISHED), Checked(GATE_PASSED)])
     with pytest.raises(NothingPaysError) as error:
         kept_twice(monkeypatch, tmp_path, process, judge=lambda *of: next(outcomes))
     assert "--budget" in error.value.fix

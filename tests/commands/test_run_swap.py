@@ -17,7 +17,7 @@ from kprof.opened import Opened, open_trace
 from kprof.run import NOT_SWAPPED, RunOptions, run
 from kprof.run import run_service
 from kprof.kernels.swap.swap_report import SwapReport
-from kprof.kernels.swap.swap_report import GATE_PASSED, SWAP_REPORT, write_report
+from kprof.kernels.swap.swap_report import GATE_PASSED, SWAP_REPORT, Checked, write_report
 from tests.commands.test_cli import kprof
 
 TRAIN = """
@@ -137,7 +137,7 @@ def test_a_run_records_with_the_kernels_that_pay_and_finds_the_choice_again(tmp_
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     # Torch's own operator runs without a GPU, ours do not.
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setattr("kprof.ab.choose._judge", lambda place, end_s, one: GATE_PASSED)
+    monkeypatch.setattr("kprof.ab.choose._judge", lambda place, end_s, one: Checked(GATE_PASSED))
     (tmp_path / "train.py").write_text(UNFUSED)
     for name, more in {"first": ("--budget", "20"), "again": ()}.items():
         words = ["--swap", "auto", *more, "--out", f"{name}.kprof", "train.py"]

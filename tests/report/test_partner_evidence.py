@@ -11,9 +11,8 @@ import msgspec
 from kprof.analyze.verdict.plausibility import find_power_effect
 from kprof.commands.report import read_evidence
 from kprof.comparison import Pair, save
-from kprof.kernels.correctness.levels import LEVELS, TRAINING, GateReport, Level
+from kprof.kernels.correctness.levels import LEVELS, TRAINING, GateReport, Level, result_of_gate
 from kprof.report.calibration import result_of_calibration
-from kprof.report.kernel_library import result_of_gate
 from kprof.report.partner.evidence import gates_with, parts_of
 from kprof.report.partner.wording import VERDICTS, without_letters
 from kprof.report.sla_verdict import result_of_sla
@@ -108,6 +107,11 @@ def test_training_runs_of_a_swap_count_for_each_of_its_checked_kernels():
     assert gates_with([], [other]) == (other,)
 
 
-def test_training_runs_stand_in_a_comparison():
-    said = {"plan": {}, "pairs": [], "claims": [], "training": {"subject": "rope"}}
-    assert [part.kind for part in parts_of(said)] == ["comparison", "training"]
+def test_training_runs_and_the_gate_of_a_choice_stand_in_a_comparison():
+    said = {
+        "plan": {},
+        "pairs": [],
+        "claims": [],
+    }
+    said |= {"training": {"subject": "rope"}, "gates": [{"subject": "rope by kprof"}]}
+    assert [part.kind for part in parts_of(said)] == ["comparison", "quality gate", "training"]

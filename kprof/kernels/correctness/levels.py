@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from kprof.kernels.correctness.scope import Scope
 
 State = Literal["passed", "failed", "undecided", "not run"]
 
+SCHEMA = 1
 LEVELS = ("L0", "L1", "L2", "L3", "L4", "L5", "L6")
 TITLES = {
     "L0": "integrity",
@@ -259,3 +260,44 @@ class GateReport:
         passed, undecided = self._in_state("passed"), self._in_state("undecided")
         wanted = set(NEEDS[name]) - passed | set(VETOES[name]) & undecided
         return tuple(level for level in LEVELS if level in wanted)
+
+
+def result_of_gate(report: GateReport) -> dict[str, object]:
+    """Return the report as plain data; a number that is not finite is None."""
+    return {
+        "schema": SCHEMA,
+        "subject": report.subject,
+        "passed": report.passed,
+        "reached": report.reached,
+        "missing": list(report.missing),
+        "asked": list(report.asked),
+        "changes_precision": report.changes_precision,
+        "scope": None if report.scope is None else _scope(report.scope),
+        "levels": [_level(level) for level in report.levels],
+    }
+
+
+def _scope(scope: Scope) -> dict[str, object]:
+    return {"words": str(scope), **asdict(scope)}
+
+
+def _level(level: Level) -> dict[str, object]:
+    return {
+        "name": level.name,
+        "title": level.title,
+        "state": level.state,
+        "why": level.why,
+        "looked_at": level.looked_at,
+        "is_bit_exact": level.is_bit_exact,
+        "scope": None if level.scope is None else _scope(level.scope),
+        "notes": list(level.notes),
+        "measures": [_measure(measure) for measure in level.measures],
+    }
+
+
+def _measure(measure: Measure) -> dict[str, object]:
+    plain = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in asdict(measure).items()
+    }
+    return plain | {"is_met": measure.is_met}

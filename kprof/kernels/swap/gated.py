@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import msgspec
@@ -22,8 +22,9 @@ from kprof.kernels import Kernel, Shape, kernel_named
 from kprof.kernels.bench.choice import counted
 from kprof.kernels.bench.measure import subject_of
 from kprof.kernels.correctness import GateReport, check
+from kprof.kernels.correctness.levels import result_of_gate
 from kprof.kernels.correctness.subject import Subject
-from kprof.kernels.swap.swap_report import GATE_PASSED, CallSort
+from kprof.kernels.swap.swap_report import GATE_PASSED, CallSort, Checked
 
 # Of the first tensor of a call; less in Triton's interpreter, which has no bfloat16 either.
 MOST_ELEMENTS = {"cuda": 2**22, "cpu": 2**11}
@@ -74,15 +75,16 @@ def _with_few_rows(kernel: Kernel, shape: Shape, device: str) -> Shape:
     return (min(first, most), *others)
 
 
-def judge(name: str, sorts: Sequence[CallSort]) -> str:
+def judge(name: str, sorts: Sequence[CallSort]) -> Checked:
     """Return that a candidate passes the gate for these calls, or what it fails."""
     kernel_name, _, provider = name.partition("=")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     kernel = kernel_named(kernel_name)
     subject = subject_for(kernel, provider, sorts, device)
     if not (subject.shapes and subject.dtypes):
-        return "the gate has none of its calls"
-    return outcome_of(check(subject, ("L0", "L1")))
+        return Checked("the gate has none of its calls")
+    report = check(subject, ("L0", "L1"))
+    return Checked(outcome_of(report), result_of_gate(report))
 
 
 def outcome_of(report: GateReport) -> str:
@@ -97,7 +99,7 @@ def main(arguments: Sequence[str]) -> None:
     """Judge one candidate, and write the outcome."""
     name, sorts, result = arguments
     known = msgspec.json.decode(Path(sorts).read_bytes(), type=list[CallSort])
-    Path(result).write_text(json.dumps(judge(name, known)))
+    Path(result).write_text(json.dumps(asdict(judge(name, known))))
 
 
 if __name__ == "__main__":

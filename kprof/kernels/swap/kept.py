@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from kprof.errors import KprofError
-from kprof.kernels.swap.swap_report import AUTO, Choice
+from kprof.kernels.swap.swap_report import AUTO, Checked, Choice
 from kprof.storage import cache_folder
 
 FOLDER, GATES = "choices", "gates"
@@ -119,18 +119,18 @@ def keep_choice(facts: Mapping[str, object], choice: Choice) -> None:
     _keep(_path_of(FOLDER, facts), {"facts": dict(facts), "choice": asdict(made)})
 
 
-def load_gate(facts: Mapping[str, object]) -> str:
-    """Return the gate's outcome that was kept for these facts; empty: there is none."""
+def load_gate(facts: Mapping[str, object]) -> Checked | None:
+    """Return what the gate said, kept for these facts; None: there is nothing."""
     path = _path_of(GATES, facts)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_KeptGate).outcome if path else ""
+        return msgspec.json.decode(path.read_bytes(), type=_KeptGate).checked if path else None
     except (OSError, msgspec.MsgspecError):
-        return ""
+        return None
 
 
-def keep_gate(facts: Mapping[str, object], outcome: str) -> None:
-    """Keep an outcome of the gate."""
-    _keep(_path_of(GATES, facts), {"facts": dict(facts), "outcome": outcome})
+def keep_gate(facts: Mapping[str, object], checked: Checked) -> None:
+    """Keep what the gate said."""
+    _keep(_path_of(GATES, facts), {"facts": dict(facts), "checked": asdict(checked)})
 
 
 def _keep(path: Path | None, content: Mapping[str, object]) -> None:
@@ -173,7 +173,7 @@ class _Kept(msgspec.Struct):
 class _KeptGate(msgspec.Struct):
     """The field of a file that is read."""
 
-    outcome: str
+    checked: Checked
 
 
 def _path_of(sort: str, facts: Mapping[str, object]) -> Path | None:

@@ -9,6 +9,7 @@ import json
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -140,6 +141,16 @@ class Ran:
 
 
 @dataclass(frozen=True)
+class Checked:
+    """What the correctness gate says of a candidate."""
+
+    outcome: str
+    """GATE_PASSED, or what speaks against it."""
+    report: dict[str, Any] | None = None
+    """The gate's report as plain data; None: it came to none."""
+
+
+@dataclass(frozen=True)
 class Tried:
     """A candidate of `--swap auto`: what it did to the workload's steps."""
 
@@ -162,6 +173,8 @@ class Tried:
     """The calls that it replaced in its first entry."""
     gate: str = ""
     """The outcome of the correctness gate for these calls; empty: it was not judged."""
+    gate_report: dict[str, Any] | None = None
+    """The gate's report behind the outcome."""
     is_joined: bool = False
     """Whether it was in the joint swap, which is faster for sure: its ratio is that of the joint
     swap to one without it."""
@@ -237,6 +250,12 @@ class Choice:
             if one.may_be_chosen or self._may_stand_in(one):
                 best.setdefault(one.name.partition("=")[0], one.name)
         return tuple(best.values())
+
+    @property
+    def gate_reports(self) -> tuple[dict[str, Any], ...]:
+        """The gate's reports of the chosen ones, as plain data."""
+        reports = {one.name: one.gate_report for one in self.tried}
+        return tuple(report for name in self.names if (report := reports[name]) is not None)
 
     def _may_stand_in(self, one: Tried) -> bool:
         """Return whether a candidate pays for one of the joint swap that the gate is against."""

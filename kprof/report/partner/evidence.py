@@ -171,6 +171,8 @@ def parts_of(content: Any) -> list[Part]:  # noqa: ANN401 - any JSON
     parts = [Part(kind, content), *(Part("service level", levels[arm], arm) for arm in levels)]
     if kind == "comparison" and content.get("costs"):
         parts.append(Part("cost", content["costs"], "B"))
+    if kind == "comparison" and content.get("gates"):
+        parts.append(Part("quality gate", content["gates"]))
     if kind == "comparison" and content.get("training"):
         parts.append(Part("training", content["training"]))
     return parts

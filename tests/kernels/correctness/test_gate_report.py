@@ -4,8 +4,8 @@ import json
 import re
 
 from kprof.kernels.correctness import GateReport, Level, Measure
-from kprof.kernels.correctness.levels import LEVELS, not_run
-from kprof.report.kernel_library import result_of_gate, sections_of_gate
+from kprof.kernels.correctness.levels import LEVELS, not_run, result_of_gate
+from kprof.report.kernel_library import sections_of_gate
 from kprof.report.section import Table
 
 # Verdicts, classes and levels.

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from kprof.kernels.correctness import Scope, check
+from kprof.kernels.correctness.levels import result_of_gate
 from kprof.kernels.correctness.numerics import check_numerics
 from kprof.kernels.correctness.scope import Size
-from kprof.report.kernel_library import result_of_gate, sections_of_gate
+from kprof.report.kernel_library import sections_of_gate
 from kprof.report.partner.evidence import gate_in
 from kprof.report.partner.sections import quality
 from tests.kernels.correctness.doubling import DOUBLED, new_is
