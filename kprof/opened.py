@@ -11,10 +11,9 @@ import msgspec
 
 from kprof.analyze.attribution.ledger import Ledger, balance
 from kprof.collect.ceilings import find_gpu_ceilings, keep_ceilings, measure_host
-from kprof.collect.device_clock import on_the_hosts_clock
-from kprof.collect.lost_records import without_lost_records
 from kprof.collect.merge import merge
-from kprof.collect.sources import read_each, require_file_or_folder
+from kprof.collect.ranks import read_ranks
+from kprof.collect.sources import require_file_or_folder, sources_of
 from kprof.device import find_device
 from kprof.errors import KprofError, TraceError
 from kprof.kernels.swap.swap_report import CHOICE, SWAP_REPORT, read_choice, read_report
@@ -171,12 +170,17 @@ def _refuse_overwriting(folder: Path, paths: list[Path], *, force: bool) -> None
 
 def read(paths: list[Path]) -> Trace:
     """Read every file with the reader that knows it, and merge them into one trace."""
-    traces = [on_the_hosts_clock(without_lost_records(trace)) for trace in read_each(paths)]
+    traces, left_out = read_ranks(sources_of(paths))
     source = _name_of(paths[0]) if len(paths) == 1 else f"{len(traces)} files"
     trace = merge(traces, source)
     _require_activity(trace, source)
-    command = tuple(_as_text(word) for word in trace.meta.command)
-    return replace(trace, meta=replace(trace.meta, source=_as_text(source), command=command))
+    meta = replace(
+        trace.meta,
+        source=_as_text(source),
+        command=tuple(_as_text(word) for word in trace.meta.command),
+        caveats=(*trace.meta.caveats, *left_out),
+    )
+    return replace(trace, meta=meta)
 
 
 # Half of the range of an int64: sums and differences of times within it cannot overflow.

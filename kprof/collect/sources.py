@@ -46,11 +46,19 @@ SUFFIXES = (
 )
 
 
-def read_each(paths: list[Path]) -> list[Trace]:
-    """Read every file that `paths` stand for with the reader that knows it."""
-    files = [(path, file) for path in paths for file in _files_of(path)]
-    _refuse_repeated([file for _, file in files])
-    return [_read_one(file, named=path) for path, file in files]
+@dataclass(frozen=True)
+class Source:
+    """A file to read; `named` is itself or the folder that was named in its stead."""
+
+    path: Path
+    named: Path
+
+
+def sources_of(paths: list[Path]) -> list[Source]:
+    """Return the files that `paths` stand for, those of a folder in the order of their numbers."""
+    found = [Source(file, path) for path in paths for file in _files_of(path)]
+    _refuse_repeated([source.path for source in found])
+    return found
 
 
 def _files_of(path: Path) -> list[Path]:
@@ -120,8 +128,9 @@ def _refuse_repeated(files: list[Path]) -> None:
         seen[same] = file
 
 
-def _read_one(path: Path, *, named: Path) -> Trace:
-    """Read a file; `named` is itself or the folder that was named in its stead."""
+def read_source(source: Source) -> Trace:
+    """Read a file with the reader that knows it."""
+    path, named = source.path, source.named
     head = b"" if path.is_dir() else head_of(path)
     try:
         for reader in readers():

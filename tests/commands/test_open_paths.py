@@ -60,10 +60,8 @@ def one_clear_error(answer):
         (["folder.json"], "folder.json", "trace"),
         (["empty.json"], "empty.json", "empty"),
         (["empty.json.gz"], "empty.json.gz", "empty"),
-        (["good.json", "empty.json"], "empty.json", "empty"),
         (["good.json", "good.json"], "good.json", "twice"),
         (["good.json", "link.json"], "link.json", "good.json"),
-        (["mixed"], "config.json", "mixed"),
         (["n" * 300 + ".json"], "nnn.json", "too long"),
         (["good.json", "--out", "readme.txt"], "readme.txt", "file"),
         (["good.json", "--out", "readme.txt/below"], "readme.txt/below", "directory"),
@@ -94,6 +92,20 @@ def test_a_path_that_cannot_be_opened_is_one_clear_error(here, kprof, words, nam
 def test_a_file_of_any_name_opens(here, kprof, name):
     (here / "good.json").rename(here / name)
     assert kprof(f"./{name}")[0] == 0
+
+
+@pytest.mark.parametrize("words", [["ranks"], ["ranks/rank0.json", "ranks/rank1.json"]])
+@pytest.mark.parametrize("content", ["", '{"hidden_size": 64}'])
+def test_among_several_files_one_that_cannot_be_read_is_left_out_and_told(
+    here, kprof, words, content
+):
+    (here / "ranks").mkdir()
+    write(here / "ranks", *EVENTS, name="rank0.json")
+    (here / "ranks" / "rank1.json").write_text(content)
+    assert kprof(*words, "--out", "run.kprof")[0] == 0
+    result = json.loads((here / "run.kprof" / "summary.json").read_text())
+    told = {one["id"]: one["text"] for one in result["caveats"]}
+    assert "rank1.json" in told["files_left_out"]
 
 
 def test_hidden_files_of_a_folder_are_left_alone(here, kprof):

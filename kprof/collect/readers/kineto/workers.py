@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import os
 import pickle
-import struct
-import subprocess
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from typing import IO
 
 import numpy as np
 
-import kprof
+from kprof.collect.processes import Child, children_of, claimed, claims_of
 from kprof.collect.readers.kineto.columns import TABLES, Block, BlockDecoder, Columns, Vocabulary
 
 # Below this a second process costs more than it saves.
 PARALLEL_FROM_BYTES = 64 << 20
 MAX_PROCESSES = 4
-_NUMBER = struct.Struct("=i")
 Span = tuple[int, int]
 
 
@@ -34,20 +28,6 @@ class Share:
 
     words: dict[str, Vocabulary]
     blocks: dict[int, Block]
-
-
-@dataclass
-class _Child:
-    process: subprocess.Popen[bytes]
-    output: IO[bytes]
-
-    def result(self) -> Share | None:
-        """Wait for the process and return its share; None where it failed."""
-        if self.process.wait() != 0:
-            return None
-        self.output.seek(0)
-        words, packed = pickle.load(self.output)
-        return Share(words, _unpacked(*packed))
 
 
 def decode_blocks(text: IO[bytes], spans: list[Span], num_processes: int) -> list[Share]:
@@ -60,56 +40,24 @@ def decode_blocks(text: IO[bytes], spans: list[Span], num_processes: int) -> lis
         msgspec.DecodeError: a span is no list of events.
         DamageError: an event is impossible.
     """
-    claims, write_end = os.pipe()
-    try:
-        os.write(write_end, b"".join(_NUMBER.pack(i) for i in range(len(spans))))
-    finally:
-        os.close(write_end)
     decoder = BlockDecoder()
-    try:
-        with _processes(text, spans, claims, num_processes - 1) as children:
+    with claims_of(range(len(spans))) as claims:
+        files = (text.fileno(), claims)
+        with children_of(__name__, files, spans, num_processes - 1) as children:
             mine = dict(claimed_blocks(decoder, text.fileno(), spans, claims))
-            shares = [share for child in children if (share := child.result())]
-    finally:
-        os.close(claims)
+            shares = [share for child in children if (share := _share_of(child))]
     done = mine.keys() | {number for share in shares for number in share.blocks}
     for number in sorted(set(range(len(spans))) - done):
         mine[number] = decoder.decode(read_list(text.fileno(), spans[number]))
     return [Share(decoder.words, mine), *shares]
 
 
-@contextmanager
-def _processes(
-    text: IO[bytes], spans: list[Span], claims: int, number: int
-) -> Iterator[list[_Child]]:
-    """Start decoding processes: fresh interpreters, which neither fork threads nor import main."""
-    folder = str(Path(kprof.__file__).parents[1])
-    paths = [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, "-m", __package__, str(text.fileno()), str(claims)]
-    children: list[_Child] = []
-    with ExitStack() as stack:
-        for _ in range(number):
-            # Into files, so that no process waits for its reader; they have no name.
-            stdin = stack.enter_context(tempfile.TemporaryFile(prefix="kprof-"))
-            stdout = stack.enter_context(tempfile.TemporaryFile(prefix="kprof-"))
-            pickle.dump(spans, stdin)
-            stdin.seek(0)
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=stdin,
-                stdout=stdout,
-                stderr=subprocess.DEVNULL,
-                pass_fds=(text.fileno(), claims),
-            )
-            children.append(_Child(process, stdout))
-        try:
-            yield children
-        finally:
-            for child in children:
-                child.process.kill()
-                child.process.wait()
+def _share_of(child: Child) -> Share | None:
+    """Wait for a process and return its share; None where it failed."""
+    if child.ended() != 0:
+        return None
+    words, packed = pickle.load(child.output)
+    return Share(words, _unpacked(*packed))
 
 
 def claimed_blocks(
@@ -118,8 +66,7 @@ def claimed_blocks(
     """Decode the next block that no process has taken, until there is none."""
     # One for all of them: new memory would first be filled with zeros.
     buffer = bytearray(max((end - begin + 2 for begin, end in spans), default=0))
-    while claim := os.read(claims, _NUMBER.size):
-        (number,) = _NUMBER.unpack(claim)
+    for number in claimed(claims):
         yield number, decoder.decode(read_list(file, spans[number], buffer))
 
 
