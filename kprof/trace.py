@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, wraps
+from functools import cache, cached_property, wraps
 from pathlib import Path
 from typing import Literal, TypeVar
 from weakref import ReferenceType, ref
@@ -351,6 +351,19 @@ class Meta:
         return shlex.join([*(Path(word).name for word in self.command[:1]), *self.command[1:]])
 
 
+def columns_of(table: Table, added_by: str) -> tuple[Column, ...]:
+    """Return the columns that `added_by` adds to `table`, in their order."""
+    return tuple(c for c in SCHEMA[table] if c.added_by == added_by)
+
+
+@cache
+def empty(table: Table, added_by: str = "reader") -> pd.DataFrame:
+    """Return `table` without rows, with the columns that `added_by` adds; the same one each time."""
+    columns = columns_of(table, added_by)
+    frame: pd.DataFrame = pd.DataFrame({c.name: pd.Series(dtype=c.dtype) for c in columns})
+    return frame
+
+
 @dataclass(frozen=True)
 class Trace:
     """Device activities, host ranges and samples of one run."""
@@ -463,15 +476,3 @@ def _known_or_new(
     found = find()
     known.insert(0, (tuple(map(ref, tables)), found))
     return found
-
-
-def columns_of(table: Table, added_by: str) -> tuple[Column, ...]:
-    """Return the columns that `added_by` adds to `table`, in their order."""
-    return tuple(c for c in SCHEMA[table] if c.added_by == added_by)
-
-
-def empty(table: Table, added_by: str = "reader") -> pd.DataFrame:
-    """Return `table` without rows, with the columns that `added_by` adds."""
-    columns = columns_of(table, added_by)
-    frame: pd.DataFrame = pd.DataFrame({c.name: pd.Series(dtype=c.dtype) for c in columns})
-    return frame

@@ -24,15 +24,12 @@ _LAYER_INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)|^(?P<type>[A-Z]\w*_)\d
 
 def measure_window(kernels: pd.DataFrame) -> int:
     """Return the elapsed time, from first start to last end, added up over the ranks."""
-    starts = kernels["start_ns"].to_numpy(np.int64)
-    ends = starts + kernels["duration_ns"].to_numpy(np.int64)
-    return sum(int(ends[rows].max() - starts[rows[0]]) for rows in rows_by(kernels, "rank"))
+    return sum(elapsed_ns for elapsed_ns, _ in _windows(kernels))
 
 
 def measure_elapsed(kernels: pd.DataFrame) -> int:
     """Return the elapsed time of the rank that took longest, from first start to last end."""
-    windows = (measure_window(kernels.iloc[rows]) for rows in rows_by(kernels, "rank"))
-    return max(windows, default=0)
+    return max((elapsed_ns for elapsed_ns, _ in _windows(kernels)), default=0)
 
 
 def measure_capacity(kernels: pd.DataFrame) -> int:
@@ -40,10 +37,16 @@ def measure_capacity(kernels: pd.DataFrame) -> int:
 
     It is the window of the ledger.
     """
-    return sum(
-        measure_window(kernels.iloc[rows]) * int(kernels["device"].iloc[rows].nunique())
-        for rows in rows_by(kernels, "rank")
-    )
+    device = kernels["device"].to_numpy()
+    return sum(ns * len(np.unique(device[rows])) for ns, rows in _windows(kernels))
+
+
+def _windows(kernels: pd.DataFrame) -> list[tuple[int, np.ndarray]]:
+    """Return the elapsed time of each rank, with its rows."""
+    starts = kernels["start_ns"].to_numpy(np.int64)
+    ends = starts + kernels["duration_ns"].to_numpy(np.int64)
+    by_rank = rows_by(kernels, "rank")
+    return [(int(ends[rows].max() - starts[rows[0]]), rows) for rows in by_rank]
 
 
 @once_per_table

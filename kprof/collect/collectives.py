@@ -15,6 +15,9 @@ from kprof.trace import Trace
 # Those in which every rank waits for all: no broadcast, no send, no all-to-all with empty parts.
 SYMMETRIC = re.compile(r"_?(?:all_?reduce|all_?gather|reduce_?scatter|barrier)")
 
+# Those of `kernels` that tell which collective ran, when and where.
+COLUMNS = ("rank", "start_ns", "duration_ns", "collective", "group", "group_sequence")
+
 # Without numbers, so many more may be missing at one end than at the other.
 MOST_MISSED = 256
 
@@ -51,7 +54,7 @@ def runs_of(trace: Trace) -> dict[str, Run]:
     # A row without a name has the code -1, which reads the last.
     is_symmetric = np.array([*(bool(SYMMETRIC.match(str(n))) for n in name.categories), False])
     known = is_symmetric[name.codes.to_numpy()] & kernels["group"].notna().to_numpy()
-    rows = kernels[known].sort_values(["rank", "start_ns"], kind="stable")
+    rows = kernels[list(COLUMNS)][known].sort_values(["rank", "start_ns"], kind="stable")
     groups = rows.groupby("group", observed=True, sort=True)
     return {str(group): _run(mine) for group, mine in groups}
 

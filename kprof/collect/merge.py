@@ -232,10 +232,10 @@ def _gpus(traces: list[Trace]) -> tuple[Gpu, ...]:
 
 
 def _used_gpus(trace: Trace) -> list[Gpu]:
-    used = trace.kernels[["rank", "device"]].drop_duplicates().sort_values(["rank", "device"])
+    rank_and_device = trace.kernels[["rank", "device"]].to_numpy()
     return [
-        gpu if gpu.rank is not None else replace(gpu, rank=int(rank))
-        for rank, device in used.itertuples(index=False)
+        gpu if gpu.rank is not None else replace(gpu, rank=rank)
+        for rank, device in np.unique(rank_and_device, axis=0).tolist()
         for gpu in trace.meta.gpus
         if gpu.index == device and gpu.rank in (None, rank)
     ]
@@ -302,5 +302,8 @@ def concatenated(traces: list[Trace], table: Table) -> pd.DataFrame:
 
 def _of_texts(column: pd.Series[Any]) -> pd.Series[Any]:
     """Return a categorical whose categories are texts, also where it holds none of them."""
-    names = column.cat.categories.astype(str)
+    names = column.cat.categories
+    if isinstance(names.dtype, pd.StringDtype):
+        return column
+    names = names.astype(str)
     return column.cat.rename_categories(names)  # type: ignore[arg-type]

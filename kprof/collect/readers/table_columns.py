@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -34,8 +35,24 @@ def places(numbers: Iterable[int | None]) -> NDArray[np.int64]:
 def as_declared(table: Table, number: int, found: Mapping[str, object]) -> pd.DataFrame:
     """Return a table of so many rows with all that a reader adds; what was not found is missing."""
     columns = {
-        column.name: found.get(column.name, pd.Series(index=range(number), dtype=column.dtype))
+        column.name: found[column.name] if column.name in found else _missing(column.dtype, number)
         for column in columns_of(table, "reader")
     }
     frame: pd.DataFrame = pd.DataFrame(columns, copy=False)
     return frame
+
+
+def _missing(dtype: str, number: int) -> object:
+    """Return a column of so many missing values."""
+    if dtype == "Int64":
+        return pd.arrays.IntegerArray(np.ones(number, dtype=np.int64), np.ones(number, dtype=bool))
+    if dtype == "category":
+        return pd.Categorical.from_codes(np.full(number, -1), dtype=_no_category(number > 0))
+    return pd.Series(index=range(number), dtype=dtype)
+
+
+@cache
+def _no_category(has_rows: bool) -> pd.CategoricalDtype:
+    dtype = pd.Series(index=range(int(has_rows)), dtype="category").dtype
+    assert isinstance(dtype, pd.CategoricalDtype)
+    return dtype
