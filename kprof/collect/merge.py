@@ -29,8 +29,9 @@ FARTHEST_NS = 50 * 365 * 86_400 * 10**9
 def merge(traces: list[Trace], source: str) -> Trace:
     """Put the rows of several processes into one trace with distinct ranks on one clock.
 
-    Processes whose files carry the same rank are numbered in the order given, and a caveat
-    says so. Clocks are aligned by wall time, and by collectives where those contradict it.
+    They lie in the order of the ranks, whatever that of the files. Processes whose files carry the
+    same rank are numbered in the order given, and a caveat says so. Clocks are aligned by wall
+    time, and by collectives where those contradict it.
     """
     if len(traces) == 1:
         return numbered(traces[0])
@@ -39,7 +40,13 @@ def merge(traces: list[Trace], source: str) -> Trace:
     ranks = [_ranks(trace) for trace in traces]
     caveats = [c for trace in traces for c in trace.meta.caveats]
     are_ranks = len({r for each in ranks for r in each}) == sum(len(each) for each in ranks)
-    if not are_ranks:
+    if are_ranks:
+        # So that the order of the files decides nothing.
+        traces = [
+            trace for _, trace in sorted(zip(ranks, traces, strict=True), key=lambda one: one[0])
+        ]
+        caveats = [c for trace in traces for c in trace.meta.caveats]
+    else:
         firsts = itertools.accumulate(map(len, ranks[:-1]), initial=0)
         traces = [_renumbered(trace, first) for trace, first in zip(traces, firsts, strict=True)]
         alike = (

@@ -55,7 +55,7 @@ def read_ranks(sources: list[Source]) -> tuple[list[Trace], list[Caveat]]:
     unread = [outcome for outcome in outcomes if isinstance(outcome, Unread)]
     if not traces:
         raise TraceError(unread[0].problem, fix=unread[0].fix)
-    return traces, _left_out(unread, len(sources))
+    return traces, _left_out(sorted(one.problem for one in unread), len(sources))
 
 
 def read_rank(source: Source) -> Outcome:
@@ -136,10 +136,10 @@ def _cut_short(trace: Trace) -> Outcome:
     return Unread(problem, "copy it again in full, or record it again")
 
 
-def _left_out(unread: list[Unread], number: int) -> list[Caveat]:
+def _left_out(unread: list[str], number: int) -> list[Caveat]:
     if not unread:
         return []
-    named = "; ".join(one.problem for one in unread[:NAMED])
+    named = "; ".join(unread[:NAMED])
     more = f"; and {len(unread) - NAMED:,} more" if len(unread) > NAMED else ""
     files = counted(number, "file")
     return [Caveat("files_left_out", f"Left out, {len(unread):,} of {files}: {named}{more}.")]

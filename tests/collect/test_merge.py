@@ -2,7 +2,10 @@
 
 from dataclasses import replace
 
+import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kprof.collect.merge import merge
 from kprof.errors import TraceError
@@ -19,8 +22,18 @@ def test_one_trace_is_returned_as_it_is():
 
 def test_ranks_keep_their_numbers_and_their_rows():
     merged = merge([trace_of({"rank": 3}), trace_of({"rank": 1}, {"rank": 1})], "folder")
-    assert merged.kernels["rank"].tolist() == [3, 1, 1]
+    assert merged.kernels["rank"].tolist() == [1, 1, 3]
     assert merged.meta.num_ranks == 2
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.permutations(range(4)))
+def test_the_order_of_the_files_changes_neither_a_row_nor_what_is_said(order):
+    parts = recordings([[0, 1, 2, 3]], [0, 0, 5 * MS, -2 * MS])
+    merged = merge([parts[place] for place in order], "folder")
+    usual = merge(parts, "folder")
+    pd.testing.assert_frame_equal(merged.kernels, usual.kernels)
+    assert merged.meta == usual.meta
 
 
 def test_files_with_the_same_rank_are_numbered_and_a_caveat_says_so():

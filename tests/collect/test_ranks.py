@@ -6,6 +6,7 @@ import pytest
 from kprof.collect.ranks import read_in_processes, read_rank, read_ranks
 from kprof.collect.sources import sources_of
 from kprof.errors import TraceError
+from kprof.opened import open_unwritten
 from tests.kineto_files import kernel, launch, operator, write
 
 
@@ -92,3 +93,11 @@ def test_processes_that_cannot_start_cost_no_rank(ranks, in_children):
     in_children("raise SystemExit(3)")
     outcomes = read_in_processes(sources_of([ranks]), 2)
     assert [int(trace.kernels["rank"].iloc[0]) for trace in outcomes] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [2, 0, 4, 1, 3]])
+def test_the_order_in_which_ranks_are_named_does_not_change_the_summary(ranks, order):
+    (ranks / "rank3.json").write_bytes(b"")
+    usual = open_unwritten([ranks / f"rank{rank}.json" for rank in range(5)])
+    named = open_unwritten([ranks / f"rank{rank}.json" for rank in order])
+    assert named.json == usual.json
