@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kprof.analyze.attribution import kinds
-from kprof.analyze.attribution.kinds import find_kind, parse
+from kprof.analyze.attribution.kinds import OTHER, find_kind, parse
 
 ROOT = Path(__file__).resolve().parent.parent
 CORPUS = ROOT / "tests" / "data" / "kernel_names.tsv"
@@ -58,6 +58,19 @@ def score(labels):
     return {library: sum(right) / len(right) for library, right in found.items()}, wrong
 
 
+def wrong_share(labels, wrong):
+    """Return the share of names with a wrong kind, `other` not counted, libraries of equal weight.
+
+    A name that is `other` by mistake misleads nobody: a wrong kind does.
+    """
+    names, misled = defaultdict(int), defaultdict(int)
+    for label in labels:
+        names[label.library] += 1
+    for label, kind in wrong:
+        misled[label.library] += kind != OTHER
+    return sum(misled[library] / names[library] for library in names) / len(names)
+
+
 def names_per_second(labels):
     """Return how many names a second of this process classifies: the best round, caches empty."""
     seconds = []
@@ -71,7 +84,7 @@ def names_per_second(labels):
     return len(labels) / min(seconds)
 
 
-def write(labels, shares, mean):
+def write(labels, shares, mean, misled):
     """Keep the score of the part that is held out: a row each library, all of them first."""
     from evidence import row, write_evidence
 
@@ -89,6 +102,7 @@ def write(labels, shares, mean):
             num_names=len(labels),
             num_libraries=len(shares),
         ),
+        row("wrong kind, other not counted", 100 * misled, "%", "lower"),
         *(
             row(library, 100 * share, "%", "higher", num_names=count[library])
             for library, share in sorted(shares.items())
@@ -111,8 +125,10 @@ def main():
         print(f"{library:28} {share:7.1%}")
     mean = sum(shares.values()) / len(shares)
     print(f"{'all, of equal weight':28} {mean:7.1%}  {len(labels)} names, {len(shares)} libraries")
+    misled = wrong_share(labels, wrong)
+    print(f"{'wrong, other not counted':28} {misled:7.1%}")
     if args.write and not args.developed:
-        write(labels, shares, mean)
+        write(labels, shares, mean, misled)
     if args.developed:
         for label, kind in wrong:
             print(f"{label.library}: {label.kind}, not {kind}: {label.name[:150]}")

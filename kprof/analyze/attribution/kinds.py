@@ -63,94 +63,106 @@ collective  allreduce* allgather* reducescatter* alltoall* all2all* a2a a2av ncc
             nvshmem* multimem nvls oneshot twoshot sendrecv pushrecv p2p ipc barrier
             crossdevicereduce *userbuffers lamport quickreduce halo* multicast syncallgpus symmmem
             symmetricmem pingpong waitsignal notifysignal ringreduce ringreduction ppsend pprecv
-            pgsend pgrecv pgbroadcast notify broadcastring broadcasttree broadcastll
-            broadcastsimple collectonstream fcollect onstream
+            pgsend pgrecv pgbroadcast notify broadcastring broadcasttree broadcastll broadcastsimple
+            collectonstream fcollect onstream
 set         memset
-reduction   cumsum cumprod segsum prefixsum vectornorm matrixnorm frobenius clipnorm blockallreduce
-            warpallreduce gradnorm pnorm moereduc* moereduction moesum
+attention   kkt householder fna siso parallax
+reduction   cumsum cumprod segsum prefixsum gathersum indexmax maxreducescatter quantparam
+            quantizationparam vectornorm matrixnorm frobenius clipnorm blockallreduce warpallreduce
+            gradnorm pnorm moereduc* moereduction moesum
+elementwise transducerjoint gdngate gdngating kdagate kdagating glagate outerprod outerproduct
+            multicasttranspose scalezeropoint*
 loss        crossentropy *entropy xent nll *loss losses *criterion focal kl kldiv labelsmooth* rnnt
             transducer jsd mse huber hinge smoothl1 bce ctc grpo gspo dpo orpo kto simpo
-            meansquarederror ce celoss
+            meansquarederror ce celoss svm tvdistance
 embedding   spliteb splitembedding embeddingbag kernelgridbackward
-optimizer   optimizer adam* *adam *sgd rprop weightdecay momentum adagrad amsgrad adabelief
-            adabound adadelta rmsprop momentumupdate nesterov lamb lars ftrl lion muon adafactor
-            novo* shampoo emaupdate emastep lookaheadstep
+optimizer   optimizer adam* *adam *sgd rprop weightdecay momentum adagrad amsgrad adabelief adabound
+            adadelta rmsprop momentumupdate nesterov lamb lars ftrl lion muon adafactor novo*
+            shampoo regulariz* lbfgs emaupdate emastep lookaheadstep
 norm        qknorm normrope rmsnormrope
 elementwise rope *rope rotary* rotate gridsample gridsampler ropequant lossscale biasaddgrad
             maskedfill adduniform
 attention   flash flashattn* flashmla flashdecod* *fmha sdpa *mha mqa gqa gla gdn gdr gsa kda hgrn
             wkv rwkv nsa hstu gdpa retention deltarule deltanet gateddelta batchprefill batchdecode
-            singleprefill singledecode pageddecode pagedprefill pagedattention mergestate*
-            mqalogits dotdoo doodot attend msdeform msdeformable multiheadattention causaldot lse
-            mlstm wyrepr recomputewu outputcorrection outcorrection dkdv dqkv withkvcache
-            fwdkernelstage sagefwd sagebwd mla attnfwd attnbwd sparseattn xqa lightningattn
-            parallelpath convertdq convertdk convertdv convertdkv chunkscan chunkstate
+            singleprefill singledecode pageddecode pagedprefill pagedattention mergestate* mqalogits
+            dotdoo doodot attend msdeform msdeformable multiheadattention causaldot lse mlstm
+            simplicial solvetril dkv wyrepr recomputewu outputcorrection outcorrection dkdv dqkv
+            withkvcache fwdkernelstage sagefwd sagebwd mla attnfwd attnbwd sparseattn xqa
+            lightningattn parallelpath convertdq convertdk convertdv convertdkv chunkscan chunkstate
 convolution conv *conv convol* *convolution deconv* implicitgemm igemm winograd depthwise dcn cvbwd
             cvfwd scudnn dtypecudnn computeoffset computeboffset subtensoropwithscalar
             subtensoropwithcasttensor xdlopsbwdweight xdlopsbwddata
 indexing    routing moealig moealign moedev todense permute1ddata permute2ddata permute1dlength
             permute2dlength permuteindices permuteweight permutepooled permutebwd moepermute
             expandinputrows finalizemoe tokenpermute permutetoken unpermute* indicesto idxto idsto
-            sparsetodense copyindices relabel
+            sparsetodense copyindices relabel sortchunk invertpermute invertpermutation
+            inversepermute inversepermutation grouppoint grouping addat topkid
 gemm        *gemm gemm* *gemv gemv* *matmul matmul* matvec vecmat einsum tensordot contraction syrk
             mmf mm bmm addmm addmv baddbmm addbmm qmm mv qmv nvjet cijk mfma lora sgmv bgmv spmm
             spmv spgemm sddmm mulmat* fullyconnected downproj upproj gateproj outproj qkvproj
             dotkernel fusedmoe fmoe moefused moeexpert moeforward moebackward moefwd moebwd xxt xtx
+            mmt gram vdot matrixmul* smm hspmm sspaddmm streamk*
 convolution dgrad wgrad
-copy        fillkv fillkvcache zeropad zeropadding d2dcpy d2hcpy h2dcpy majorto positioncopy
-            conjugatecopy subtensoropwithsubtensor
+copy        fillkv fillkvcache slicescatter copyqkv concatkvcache makesequential packsegment
+            unpacksegment convertdimstodims zeropad zeropadding d2dcpy d2hcpy h2dcpy majorto
+            positioncopy conjugatecopy subtensoropwithsubtensor
 softmax     *softmax softmin sparsemax entmax
 other       quat* voxel* mesh* ray rays raster* triangle iou* giou nms tree trees knn camera* pose
             frustum morton octree fft ifft butterfly ballquery texture* mip splat* distance bbox
-            gaussian upsert evict insert* hash* hashmap hashtable nearestneighbor blur bilateral
-            fps label warpaffine warpperspective spin nop workspace latency findbest bestsplit
-            findsplit subdivide duplicate gravity pathlength pointsampling farthest*
+            gaussian upsert evict insert* hash* hashmap hashtable nearestneighbor blur bilateral fps
+            label warpaffine warpperspective spin nop workspace latency findbest bestsplit nlist
+            meanshift collision surface lru lfu lxu ngram* sparse24* sparsenm findsplit subdivide
+            duplicate gravity pathlength pointsampling farthest*
 sort        *sort sorting topk* *topk nucleus topp radix* onesweep bitonic selectk warpselect
-            blockselect unique kthvalue gathermedian gathertopk selectmink
-norm        *norm norms normali* ln bn lrn rms welford gammabeta moments standardi* runningstat
+            blockselect unique kthvalue gathermedian gathertopk kth* selectmink
+norm        *norm norms normali* ln bn gn lrn rms welford gammabeta moments standardi* runningstat
             runningmean runningvar meandelta variancedelta cmvn internalgradients
 embedding   embed emb wte wpe embedding* embeddinglookup indexselectlarge indexselectsmall
             indexselectlargeindex indexselectsmallindex partialspersegment partialsegment
             partialtosegment computegradweight
-elementwise dtypetodtype dtype2dtype
+elementwise dtypetodtype dtype2dtype dequantizelinear quantizelinear upsampl* *upscale resize*
+            interp* bilinear bicubic
 attention   attn* *attn attention* *attention att chunkwise recurrent flashdecoding
-random      dropout distribution philox curand bernoulli random* rand randn randint randperm rng
-            uniform gaussiannoise halton sobol multinomial exponential gumbel noise poisson
-            binomial dirichlet cauchy lognormal sampl* withreplacement unpackcudnn
+random      dropout distribution philox curand bernoulli random* quasirandom rejection rand randn
+            randint randperm rng uniform gaussiannoise halton sobol multinomial exponential gumbel
+            noise poisson binomial dirichlet cauchy lognormal sampl* withreplacement unpackcudnn
             withoutreplacement
 gemm        splitk splitkreduce wvsplitk wvsplitkrc linear nndense gateup mlp fc dot dotprod
             dotproduct ffn
 indexing    unpool* maxunpool*
 reduction   pool *pool pooling* *pooling roialign subsampling selectivestate selectivescan
             statepassing logsumexp sumexp
-elementwise posencoding positionencoding positionalencoding posenc resize* interp* resampl*
-            downsampl* bilinear bicubic *downscale quant* *quant dequant* *dequant requant* qdq
-            cast upcast downcast convert* cvt todtype upsampl* *upscale upfirdn silu *silu sigmoid
-            *sigmoid *glu relu *relu gelu *gelu elu celu selu mish softplus softsign swish
-            hardswish activat* *tanh hardshrink softshrink tanhshrink act actandmul residual
+elementwise posencoding positionencoding positionalencoding posenc resampl* downsampl* *downscale
+            quant* *quant dequant* *dequant requant* qdq cast upcast downcast convert* cvt todtype
+            upfirdn silu *silu sigmoid *sigmoid *glu swiglu* *bitrowwise temperature* oneminus*
+            badword bnll dyt lstm gru relu *relu gelu *gelu elu celu selu mish softplus softsign
+            swish hardswish activat* *tanh hardshrink softshrink tanhshrink act actandmul residual
             softcap elementwise elemwise elewise eltwise pointwise linewise unary binary ternary
             globalrange submean subtractmean scalefromamax computescale addbias biasadd bcast
-            decompress* packdtype unpackdtype packsign unpacktrellis bits nibble*
+            decompress* packdtype unpackdtype packsign packtrellis unpacktrellis bits nibble*
+            packweight unpackweight
 set         triuindices trilindices
 indexing    gather* scatter* index* indice* argwhere onehot nonzero maskedselect flip fliplr flipud
             roll take bucketize searchsorted lowerbound upperbound getrows selectrows maskedscatter
-reduction   scan* *scan reduce* reduction* *reduce sum summation *mean avg average cummax cummin
-            sumsq sqsum bincount amax amin absmax argmax argmin max min minmax var variance std
-            prod count histogram* hist trace aggregate* countnonzero allfinite nonfinite isfinite
-            isnan hasnan hasinf accumulat* compact lpmax segment* qparam backwardbias dbias
-            anykernel allkernel anydim alldim histc trapezoid checknan checkinf checknumeric
-            nancheck parallelprefix scanstate
+reduction   scan* *scan addup reduce* reduction* *reduce sum summation *mean avg average cummax
+            cummin sumsq sqsum bincount amax amin absmax argmax argmin max min minmax var variance
+            std prod count histogram* hist trace aggregate* countnonzero allfinite nonfinite
+            notfinite isfinite infandnan isnan hasnan hasinf accumulat* compact lpmax segment*
+            qparam backwardbias dbias anykernel allkernel anydim alldim histc trapezoid checknan
+            checkinf checknumeric nancheck parallelprefix scanstate
 indexing    indexes idx ind ids id offset slot seqlen position* metadata layout remap map
 set         fill* zero zeros rangekernel set clear clean reset ones iota eye arange linspace
-            logspace init initiali* generatesequence makesequence
+            logspace hannwindow hammingwindow blackmanwindow bartlettwindow kaiserwindow init
+            initiali* generatesequence makesequence
 copy        copy* *copy *memcpy cpy memcpy transpos* transpose trans permut* cat concat* *stack
             pixelunshuffle moveaxis movedim swapdim swapfirstdim swapdimension swapaxes slice
-            pixelshuffle spacetodepth pad padded padding repeat replicate reorder* rearrange*
-            *swizzle shuffle interleave deinterleave unfold fold tile reshape flatten unflatten
-            contiguous stash crop pack* repack* unpack* im2col col2im vol2col col2vol row2col
-            col2row rowtocol coltorow vol2im im2d2col dimsdims dimstodims dims2dims move kvcache
-            kvupdate updatecache storecache writecache andcache compressbert prepack* reformat*
-            tril triu triangular recat kvtrans
+            pixelshuffle spacetodepth depthtospace trilu swapblock pad padded padding repeat
+            replicate placement tmaalign asstrided unpad* reorder* rearrange* *swizzle shuffle
+            interleave deinterleave unfold fold tile reshape flatten unflatten contiguous stash crop
+            pack* repack* unpack* im2col col2im vol2col col2vol row2col col2row rowtocol coltorow
+            vol2im im2d2col dimsdims dimstodims dims2dims move kvcache kvupdate updatecache
+            storecache writecache andcache compressbert prepack* reformat* tril triu triangular
+            recat kvtrans
 indexing    reverse
 attention   chunk* *chunk prefill causal noncausal groupedkernelstage
 convolution *cudnn fprop
@@ -159,18 +171,23 @@ gemm        cutlass cublas* xmma mma epilogueimpl wxa wmma wgmma mmvq mmq marlin
 
 # Words that say little: the operator's kind comes before them.
 WEAK_WORDS = """
-elementwise add addition addto addcmul addcdiv plus bitwise logical mul mult multiply div divide
-            sub subtract scal scale scaling clamp clip pow power exp expm log logp sqrt rsqrt
-            square abs neg sign reciprocal sin sinh cos cosh tan absolute fabs gcd lcm nextafter
-            isclose bessel* floor ceil round trunc axpy binarize lerp bias reconstruct threshold
-            thresh equal notequal greater less compare heaviside fma gate broadcast lgamma igamma
-            polygamma where acos* asin* atan* digamma erf* frac sgn signbit logit sinc nantonum
-            rsub xlogy hypot fmod remainder copysign maximum minimum fmax fmin ldexp conj lshift
-            rshift xor kron alibi lstm gru bitmask rescale gt ge lt le eq ne downscale penal* mask
-            booleannot logicalnot bitwisenot constrain shortcut beq bge bgt ble blt bne tozero
-            oneblob mxfp nvfp arith densetosparse uniformshape
-copy        split extract transformaxes transform4daxes expand identity diagonal clone
+elementwise add addition addto addcmul addcdiv plus bitwise logical mul mult multiply div divide sub
+            subtract scal scale scaling clamp clip pow power exp expm log logp sqrt rsqrt square abs
+            neg sign reciprocal sin sinh cos cosh tan absolute fabs gcd lcm nextafter isclose
+            bessel* floor ceil round trunc axpy binarize lerp bias reconstruct threshold thresh
+            equal notequal greater less compare heaviside fma gate broadcast lgamma igamma polygamma
+            where acos* asin* atan* digamma erf* frac sgn signbit logit sinc nantonum rsub xlogy
+            hypot fmod remainder copysign maximum minimum fmax fmin ldexp conj lshift rshift xor
+            kron alibi bitmask rescale gt ge lt le eq ne downscale penal* mask polar cross outer
+            shift addr angle freq arc* rad2deg deg2rad frexp negative isinf isneginf isposinf isreal
+            gammainc* gammaln airy* chebyshev* hermite* laguerre* legendre* ndtr* zeta entr expit
+            modf real imag complex xlog1py multigammaln booleannot logicalnot bitwisenot constrain
+            shortcut beq bge bgt ble blt bne tozero oneblob mxfp nvfp arith densetosparse
+            uniformshape
+copy        separate split hsplit vsplit dsplit rsplit rot90 unbind append blockdiag diagflat
+            diagembed extract transformaxes transform4daxes expand identity diagonal clone
 set         constant full
+reduction   prefix allclose nansum trapz
 sort        top
 """
 
@@ -210,7 +227,8 @@ _PREPARE = _set(
 _INDEX = _set(
     "index indices indice indexes idx idxs ind inds id ids position positions pos meta metadata"
     " offset offsets stride strides seqlen seqlens len lens length lengths slot slots table tables"
-    " map maps desc descs descriptor descriptors ptrs pointers args arguments"
+    " inputs map maps desc descs descriptor descriptors ptrs pointers args arguments"
+    " schedule schedules"
 )
 
 # Operands: the word before them says what they belong to, not what is done.
@@ -242,7 +260,7 @@ _PART = re.compile(
 _TYPE = re.compile(
     r"(?:s?u?int|b?float|fp|bf|tf|nf|[fhiuwqs])\d+|e\dm\d\w*|\d+bits?|half|float|double|lowp|fp|int"
 )
-_DIMS = re.compile(r"n[cdhw]{2,4}\d*|[chw]{3}|b[shd]{3}|sbhd")
+_DIMS = re.compile(r"n[cdhw]{2,4}\d*|[chw]{3}|b[shd]{3}|sbhd|thd")
 # Types of operands and result, after which GEMMs of mixed types are named.
 _WXA = re.compile(r"w\d+a\d+|a\d+w\d+|(?:(?:bf|mx|[efi])\d+){3,}")
 _AXES = re.compile("[0-5]{3,5}")
@@ -267,7 +285,12 @@ _FRAMES: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
         ),
         (r"^triton_poi_", "embedding elementwise"),
         (r"^triton_(red|per|spl)_(?=.*rsqrt)", "norm"),
-        (r"^triton_(red|per|spl)_", "norm softmax loss reduction"),
+        (
+            r"^triton_(red|per|spl)_",
+            "norm softmax loss reduction",
+        ),  # TensorRT names a fusion after all its operations, each in at most four letters.
+        (r"^__myl_(?=\w*(MeanSubMulMean|SqrtDivMul|Mean\w*Sqrt))", "gemm norm"),
+        (r"^__myl_(?=\w*MaxSub\w*Exp\w*Sum)", "gemm softmax"),
         # XLA names a fusion after its root operations, and a lone operation `wrapped_`.
         (r"^(loop|wrapped)_(broadcast|iota)(_fusion|_\d|\.|$)", "set"),
         (
@@ -506,7 +529,7 @@ def _class_of(part: str) -> str:
 @lru_cache(maxsize=65536)
 def _row(word: str) -> int | None:
     """Return the row of a word in the table, or None."""
-    if word in _NOISE:
+    if word in _NOISE or word.removesuffix("s") in _NOISE:
         return None
     if (row := _exact(word)) is not None:
         return row

@@ -108,7 +108,11 @@ def test_a_word_beside_another_tells_the_work():
 def test_a_kernel_of_the_corpus_has_the_same_kind_with_capitals_and_with_underscores():
     labels = [label for part in ("developed", "held out") for label in corpus(part)]
     names = [label.name for label in labels if label.name.isidentifier()]
-    plain = [name for name in names if not re.search("^_Z|^kernel_cutlass|R[eo][LP][UE]|NaN", name)]
+    plain = [
+        name
+        for name in names
+        if not re.search("^_Z|^__myl|^kernel_cutlass|R[eo][LP][UE]|NaN", name)
+    ]
     snake = [re.sub("(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name) for name in plain]
     kinds = [find_kind(name, "kernel", None, None) for name in plain]
     assert [find_kind(name, "kernel", None, None) for name in snake] == kinds
@@ -193,7 +197,9 @@ PLAIN = sorted(
         label.name
         for part in ("developed", "held out")
         for label in corpus(part)
-        if label.name.isidentifier() and not label.name.startswith(("_Z", "kernel_cutlass"))
+        if label.name.isidentifier()
+        and not label.name.startswith(("_Z", "kernel_cutlass"))
+        and label.name not in kinds.WHOLE_NAMES
     }
 )
 
@@ -250,6 +256,38 @@ def test_a_verb_takes_its_objects_and_heavy_work_comes_before_light_work():
     assert {name: find_kind(name, "kernel", None, None) for name in expected} == expected
 
 
+def test_a_fusion_of_tensorrt_has_the_kind_of_its_heaviest_operations():
+    expected = {
+        "__myl_MulAddCastMeanSubMulMean_0xbbf6": "norm",
+        "__myl_AddSqrtDivMulCastMulAdd_0x4ec0": "norm",
+        "__myl_MaxSubExpSumDivMul_0x1a2b": "softmax",
+        "__myl_FcMulAddMeanSubMulMean_0x3c4d": "gemm",
+        "__myl_MulCastErfCastAddMul_0x5e6f": "elementwise",
+        "__myl_MeanMul_0x7a8b": "reduction",
+    }
+    assert {name: find_kind(name, "kernel", None, None) for name in expected} == expected
+
+
+def test_a_known_phrase_comes_before_its_words():
+    expected = {
+        "multi_cast_transpose": "elementwise",
+        "multicast_store": "collective",
+        "dequantize_linear": "elementwise",
+        "linear_forward": "gemm",
+        "upsample_linear1d": "elementwise",
+        "outer_product": "elementwise",
+        "product_kernel": "other",
+        "pack_weights": "elementwise",
+        "pack_rows": "copy",
+        "sort_chunks": "indexing",
+        "inverse_permutation": "indexing",
+        "quantiles": "other",
+        "chunk_scaled_dot_kkt": "attention",
+        "transducer_joint": "elementwise",
+    }
+    assert {name: find_kind(name, "kernel", None, None) for name in expected} == expected
+
+
 def test_each_word_of_the_table_stands_once():
     words = f"{kinds.WORDS}{kinds.WEAK_WORDS}".split()
     # A row begins with its kind; one that is indented goes on.
@@ -258,10 +296,9 @@ def test_each_word_of_the_table_stands_once():
     assert {word for word in told if told.count(word) > 1} == set()
 
 
-# Measured: 99.7 % and 89.0 % (85.1 % before faults that these names showed were fixed). The aim for
-# names that are held out is 97 %, which is not reached.
+# Measured: 98.2 % and 89.5 %. The aim for names that are held out is 97 %, which is not reached.
 @pytest.mark.parametrize(
-    ("part", "num_libraries", "least_share"), [("developed", 145, 0.99), ("held out", 14, 0.88)]
+    ("part", "num_libraries", "least_share"), [("developed", 193, 0.98), ("held out", 13, 0.89)]
 )
 def test_names_of_public_libraries_have_the_kind_of_their_readers(part, num_libraries, least_share):
     shares, _ = score(corpus(part))
