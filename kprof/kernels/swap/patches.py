@@ -63,6 +63,35 @@ def innermost(function: Any) -> types.FunctionType | None:
     return function if isinstance(function, types.FunctionType) else None
 
 
+def functions_reached(
+    function: types.FunctionType, module: Module | None = None
+) -> Iterator[types.FunctionType | None]:
+    """Yield the functions that one reaches, and methods of a module; None: one that is hidden.
+
+    Torch's are left out: they say in their names that they write.
+    """
+    new, seen = [function], {function.__code__}
+    while new:
+        one = new.pop()
+        found = [value for _, value in calls_in(one)]
+        found += [content_of(cell) for cell in one.__closure__ or ()]
+        for name in () if module is None else one.__code__.co_names:
+            found += [vars(cls).get(name) for cls in type(module).__mro__]
+            found.append(module.__dict__.get(name))
+        for value in found:
+            reached = getattr(value, "__func__", value)
+            is_torchs = str(getattr(reached, "__module__", "")).startswith("torch.")
+            if not isinstance(reached, types.FunctionType) or is_torchs:
+                continue
+            inner = innermost(reached)
+            if inner is None:
+                yield None
+            elif inner.__code__ not in seen:
+                seen.add(inner.__code__)
+                new.append(inner)
+                yield inner
+
+
 def why_not_patched(function: Callable[..., Any]) -> str | None:
     """Return why a copy with its own globals would not behave as the function; None: it would."""
     inner = innermost(function)
@@ -75,7 +104,7 @@ def why_not_patched(function: Callable[..., Any]) -> str | None:
         return "its forward imports"
     if "LOAD_BUILD_CLASS" in names:
         return "its forward defines a class"
-    found = {"eval", "exec", "globals"} & set(_names_in(inner.__code__))
+    found = {"eval", "exec", "globals"} & set(names_in(inner.__code__))
     return f"its forward calls {min(found)}" if found else None
 
 
@@ -89,7 +118,7 @@ class Patched:
         self._globals = dict(inner.__globals__)
         # Without `__name__`, compilers look names up here instead of in that module.
         self._globals.pop("__name__", None)
-        self._names = set(_names_in(inner.__code__))
+        self._names = set(names_in(inner.__code__))
         self._put_others()
         self.function = _with_globals(function, inner, self._globals)
         """For torch.compile: its other globals are those of the last `refresh`."""
@@ -145,12 +174,12 @@ class Patched:
         return None
 
 
-def _names_in(code: types.CodeType) -> Iterator[str]:
+def names_in(code: types.CodeType) -> Iterator[str]:
     """Yield the names that code and its inner functions look up."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names_in(constant)
+            yield from names_in(constant)
 
 
 def _reached(names: Mapping[str, Any], path: Path) -> Any:

@@ -136,6 +136,68 @@ def test_a_weight_that_changes_between_the_cast_and_its_use_is_not_taken():
         assert torch.equal(trained(model)[0], expected)
 
 
+def shrink(model):
+    """Write to a weight so that no version counts it."""
+    model.head.weight.data.mul_(0.5)
+
+
+class Shrinking(Model):
+    def forward(self, x):
+        x = x + self.down(self.act(self.up(x)))
+        self.shrink()
+        return self.head(x)
+
+    def shrink(self):
+        shrink(self)
+
+
+class Partial(Model):
+    """Some of its layers may be left out."""
+
+    def forward(self, x, is_whole=True):
+        x = x + self.down(self.act(self.up(x)))
+        return self.head(x) if is_whole else x
+
+
+def test_a_model_that_writes_through_data_in_its_forward_is_left_alone():
+    expected = trained(Shrinking())
+    model = Shrinking()
+    with kprof.swapped(model, CAST) as swap:
+        assert are_same(trained(model), expected)
+    assert len(swap.skipped) == 3
+
+
+def test_a_hook_that_writes_through_data_lets_the_originals_run():
+    models = Model(), Model()
+    expected, found = (
+        one.act.register_forward_hook(lambda *_, one=one: shrink(one)) and one for one in models
+    )
+    with kprof.swapped(found, CAST) as swap:
+        assert are_same(trained(found), trained(expected))
+    assert outcomes(swap) == {(None, casts.WRITES): 1}
+
+
+@pytest.mark.parametrize("write", [lambda one: one * 0.5, lambda one: one.mul_(0.5)])
+def test_copies_that_a_pass_without_gradients_left_are_not_taken_by_the_next_pass(write):
+    model, other = Partial(), Partial()
+    with kprof.swapped(model, CAST):
+        for one in (model, other):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                one(rows(), is_whole=False)
+            for weight in one.parameters():
+                weight.data = write(weight.data)
+        assert are_same(trained(model), trained(other))
+
+
+def test_weights_of_inference_mode_run_the_original():
+    with torch.inference_mode():
+        model = Model().requires_grad_(False)
+    with kprof.swapped(model, CAST), torch.autocast("cpu", dtype=torch.bfloat16):
+        found = model(rows())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(found, model(rows()))
+
+
 def test_a_layer_that_runs_twice_takes_its_copy_once():
     model = Twice()
     expected = trained(model)

@@ -2,8 +2,10 @@
 
 The first layer of a group that is called casts the weights and biases of all of them; each layer
 multiplies by its copy. A copy serves one call: until the backward pass has run, a further call of
-the layer is the original's, whose weights autocast casts. So weights are cast anew for each
-backward pass, however they were written to in between, and each gradient is that of one use.
+the layer is the original's, whose weights autocast casts, and no copy that is left is taken. So
+weights are cast anew for each backward pass, however they were written to in between, and each
+gradient is that of one use. A write through `.data` in between the cast and a layer's call shows in
+no counter: models are left alone whose forwards or hooks may write so.
 
 Their gradients are cast to float32 when all of a group are there. With several ranks they would
 come too late for the collectives that overlap with the backward pass; layers are left alone there.
@@ -11,8 +13,9 @@ come too late for the collectives that overlap with the backward pass; layers ar
 
 from __future__ import annotations
 
+import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,12 +23,19 @@ from torch import Tensor, is_grad_enabled
 from torch._C._functorch import maybe_current_level
 from torch.compiler import is_compiling
 from torch.nn import Module, Parameter
+from torch.nn.modules import module as _GLOBAL
 
 from kprof.kernels import OURS
 from kprof.kernels.cast_weights import NARROW, cast_until, cast_weights
 from kprof.kernels.runtime import is_forward_mode
 from kprof.kernels.swap.dispatch import OTHERWISE, Decision, Dispatcher
-from kprof.kernels.swap.patches import python_modules, why_foreign
+from kprof.kernels.swap.patches import (
+    functions_reached,
+    innermost,
+    names_in,
+    python_modules,
+    why_foreign,
+)
 from kprof.kernels.swap.probes import Setting
 from kprof.kernels.swap.reads import CHANGED
 from kprof.kernels.swap.site import Request, Site, Skip, Switch, bound, running_original
@@ -41,6 +51,9 @@ UNUSUAL = "it is called without autocast, without gradients, or inside a transfo
 AGAIN = "it is called again before a backward pass"
 INSIDE = "it is called inside a backward pass"
 RANKS = "several ranks: gradients would come too late for their collectives"
+WRITES = "a forward or a hook of its model may write to weights through `.data`"
+# Names by which code writes to a tensor so that its version stays.
+UNSEEN = {"data", "set_"}
 FROZEN = "no layer near it has weights with gradients"
 
 
@@ -53,8 +66,8 @@ class _Layer:
         "decision",
         "dispatcher",
         "found",
+        "states",
         "switch",
-        "versions",
         "weight",
     )
 
@@ -63,7 +76,8 @@ class _Layer:
         self.dispatcher, self.switch = dispatcher, switch
         self.weight: Tensor | None = None
         self.bias: Tensor | None = None
-        self.versions: tuple[int, int] = (0, 0)
+        self.states: list[tuple[int, int]] = []
+        """Versions and addresses of weight and bias."""
         self.copies: tuple[Tensor, Tensor | None] | None = None
         """Of weight and bias, until a call takes them."""
         self.decision: Decision | None = None
@@ -77,31 +91,37 @@ class _Layer:
         given = [one for one in (weight, bias) if one is not None]
         if weight is None or any(type(one) is not Parameter for one in given):
             return []
+        if any(one.is_inference() for one in given):
+            return []
         key = dtype, weight.device, tuple(one.dtype for one in given)
         known = self.dispatcher.known.get(key)
         self.decision = known or self.dispatcher.decide(key, tuple(given))
         if self.decision.provider != OURS or self.decision.function is None:
             return []
         self.weight, self.bias = weight, bias
-        self.versions = weight._version, 0 if bias is None else bias._version
+        self.states = _states_of(given)
         return given
 
     def is_as_cast(self, layer: Any) -> bool:
         """Return whether weight and bias are those that were cast."""
-        own, bias = layer._parameters, self.bias
-        is_same = own.get("weight") is self.weight and own.get("bias") is bias
+        own = layer._parameters
+        is_same = own.get("weight") is self.weight and own.get("bias") is self.bias
         if not is_same or "weight" in layer.__dict__ or "bias" in layer.__dict__:
             return False
-        assert self.weight is not None
-        versions = self.weight._version, 0 if bias is None else bias._version
-        return versions == self.versions
+        return self.states == _states_of(one for one in (self.weight, self.bias) if one is not None)
+
+
+def _states_of(weights: Iterable[Tensor]) -> list[tuple[int, int]]:
+    return [(one._version, one.data_ptr()) for one in weights]
 
 
 class _Group:
     """Layers whose weights are cast at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, hooks: list[Mapping[int, Any]]) -> None:
         self.layers: list[_Layer] = []
+        self.hooks = hooks
+        """Those of all modules of the model, which come and go."""
         self.num_elements = 0
         self.dtype: torch.dtype | None = None
         self.is_due = True
@@ -117,6 +137,8 @@ class _Group:
             return INSIDE
         if _num_ranks() > 1:
             return RANKS
+        if any(_may_write(hook) for hooks in self.hooks if hooks for hook in hooks.values()):
+            return WRITES
         found = [(layer, layer.look(dtype)) for layer in self.layers]
         given = [one for _, weights in found for one in weights]
         trained = [one for one in given if one.requires_grad]
@@ -134,6 +156,11 @@ class _Group:
         self.dtype, self.is_due = dtype, False
         return None
 
+    def drop(self) -> None:
+        """Let no copy be taken until a backward pass has run."""
+        for layer in self.layers:
+            layer.copies = None
+
 
 def _num_ranks() -> int:
     distributed = torch.distributed
@@ -146,20 +173,41 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
     if not isinstance(root, Module):
         return
     groups: dict[torch.device, _Group] = {}
+    modules = [module for _, module in python_modules(root)]
+    writes = any(request.once(("writes", type(one)), _forward_may_write, one) for one in modules)
+    hooks = [_GLOBAL._global_forward_pre_hooks, _GLOBAL._global_forward_hooks]
+    hooks += [own for one in modules for own in (one._forward_pre_hooks, one._forward_hooks)]
     for name, module in python_modules(root):
         if not is_linear(module):
             continue
         label, weight = name or type(module).__name__, module._parameters.get("weight")
-        why = why_foreign(module) or _why_not(weight)
+        why = why_foreign(module) or _why_not(weight) or (WRITES if writes else None)
         if why is not None:
             yield Skip(label, CAST_WEIGHTS, type(module).__name__, why)
             continue
         assert weight is not None
         group = groups.get(weight.device)
         if group is None or group.num_elements + weight.numel() > MOST_ELEMENTS:
-            group = groups[weight.device] = _Group()
+            group = groups[weight.device] = _Group(hooks)
         group.num_elements += weight.numel()
         yield _site(label, module, group, request)
+
+
+def _forward_may_write(module: Module) -> bool:
+    return _may_write(type(module).forward, module)
+
+
+def _may_write(code: Any, module: Module | None = None) -> bool:
+    """Return whether a forward or a hook, or a function that it calls, may write unseen.
+
+    Code that cannot be read counts as none that does.
+    """
+    code = getattr(code, "func", code)
+    is_plain = isinstance(code, (types.FunctionType, types.MethodType))
+    function = code if is_plain else type(code).__call__
+    inner = innermost(getattr(function, "__func__", function))
+    called = [] if inner is None else [inner, *functions_reached(inner, module)]
+    return any(one is not None and UNSEEN & {*names_in(one.__code__)} for one in called)
 
 
 def _why_not(weight: Tensor | None) -> str | None:
@@ -224,6 +272,7 @@ def _taken(owner: Any, x: Tensor, layer: _Layer, group: _Group) -> tuple[Any, st
     if why is not None:
         return None, why
     if decision is None or (copies is None and decision.function is not None):
+        group.drop()
         return None, AGAIN
     if copies is not None and (dtype != group.dtype or not layer.is_as_cast(owner)):
         return None, CHANGED

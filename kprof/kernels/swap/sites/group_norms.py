@@ -24,8 +24,7 @@ from torch.utils._pytree import tree_map_only
 from kprof.errors import KprofError
 from kprof.kernels.swap.dispatch import OTHERWISE, Dispatcher, key_of
 from kprof.kernels.swap.patches import (
-    calls_in,
-    content_of,
+    functions_reached,
     innermost,
     is_passed_over,
     python_modules,
@@ -140,35 +139,8 @@ def _writes_in_place(module: Module) -> bool:
     if any(getattr(one, "inplace", False) for one in module.children()):
         return True
     inner = innermost(type(module).forward)
-    called = [] if inner is None else [*_called_by(inner, module)]
+    called = [] if inner is None else [*functions_reached(inner, module)]
     return inner is None or any(one is None or _may_write(one) for one in (inner, *called))
-
-
-def _called_by(forward: FunctionType, module: Module) -> Iterator[FunctionType | None]:
-    """Yield the functions and methods that a forward reaches; None: one that cannot be read.
-
-    Torch's say in their names that they write.
-    """
-    new, seen = [forward], {forward.__code__}
-    while new:
-        one = new.pop()
-        found = [value for _, value in calls_in(one)]
-        found += [content_of(cell) for cell in one.__closure__ or ()]
-        for name in one.__code__.co_names:
-            found += [vars(cls).get(name) for cls in type(module).__mro__]
-            found.append(module.__dict__.get(name))
-        for value in found:
-            function = getattr(value, "__func__", value)
-            is_torchs = str(getattr(function, "__module__", "")).startswith("torch.")
-            if not isinstance(function, FunctionType) or is_torchs:
-                continue
-            inner = innermost(function)
-            if inner is None:
-                yield None
-            elif inner.__code__ not in seen:
-                seen.add(inner.__code__)
-                new.append(inner)
-                yield inner
 
 
 def _may_write(function: FunctionType) -> bool:
