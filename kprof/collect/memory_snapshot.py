@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 
@@ -55,6 +55,9 @@ class _Plain(pickle.Unpickler):
         raise pickle.UnpicklingError("it names an object outside of it")
 
 
+_Bytes = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class _FrameOf(msgspec.Struct):
     filename: str = ""
     line: int = 0
@@ -62,16 +65,16 @@ class _FrameOf(msgspec.Struct):
 
 
 class _BlockOf(msgspec.Struct):
-    size: int
+    size: _Bytes
     state: str
     address: int | None = None
-    requested_size: int | None = None
+    requested_size: _Bytes | None = None
     frames: list[_FrameOf] = []
 
 
 class _SegmentOf(msgspec.Struct):
     address: int
-    total_size: int
+    total_size: _Bytes
     blocks: list[_BlockOf]
     device: int = 0
 
@@ -79,7 +82,7 @@ class _SegmentOf(msgspec.Struct):
 class _EventOf(msgspec.Struct):
     action: str
     addr: int = 0
-    size: int = 0
+    size: _Bytes = 0
     time_us: int | None = None
     frames: list[_FrameOf] = []
 
@@ -110,7 +113,7 @@ def read_snapshot(path: Path) -> tuple[DeviceHistory, ...]:
         found = msgspec.convert(plain, _SnapshotOf)
     except DAMAGED as error:
         raise TraceError(
-            f"{path.name} is not a memory snapshot of torch: {error or type(error).__name__}",
+            f"{path.name} is not a memory snapshot of torch: {str(error) or type(error).__name__}",
             fix="write one with torch.cuda.memory._dump_snapshot, or record with "
             "`kprof run --memory`",
         ) from error

@@ -72,6 +72,8 @@ def test_an_object_in_a_snapshot_is_refused_and_not_made(tmp_path, place):
         pickle.dumps([1, 2]),
         pickle.dumps({"segments": 3}),
         pickle.dumps(snapshot())[:-20],
+        pickle.dumps({"segments": [{"address": 1, "total_size": -1, "blocks": []}]}),
+        pickle.dumps(snapshot([event("alloc", 0, -8, 1)])),
         b"\x80\x04",
         b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f",
         b"\x80\x02(lp0\nc__builtin__\neval\n(S'1'\ntR.",
@@ -81,8 +83,10 @@ def test_an_object_in_a_snapshot_is_refused_and_not_made(tmp_path, place):
 def test_a_damaged_or_foreign_pickle_is_one_clear_error(tmp_path, content):
     path = tmp_path / "a.pickle"
     path.write_bytes(content)
-    with pytest.raises(TraceError):
+    with pytest.raises(TraceError) as error:
         read_snapshot(path)
+    # There is a reason, also of an error without words.
+    assert error.value.problem.rpartition(":")[2].strip()
 
 
 def test_a_pickle_is_told_from_other_files(tmp_path):

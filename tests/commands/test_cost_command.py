@@ -363,6 +363,14 @@ def test_a_fact_that_changes_nothing_is_named_with_what_it_needs(capsys):
     assert fee["give"] == ["--speedup"]
 
 
+def test_a_price_alone_is_the_cost_of_a_gpu_that_is_kept(capsys):
+    figures = answer(capsys, "--price", "2.5")["figures"]
+    assert [(one["topic"], one["mid"]) for one in figures] == [
+        ("Kept GPUs", 2.5),
+        ("Kept GPUs", pytest.approx(2.5 * 730)),
+    ]
+
+
 def test_python_gives_facts_as_numbers():
     costs = calculate({"price": 3.99, "tokens_per_s": 5000, "utilisation": 0.6}, TODAY)
     (as_paid,) = [figure for figure in costs.figures if figure.name == "as paid"]

@@ -118,7 +118,7 @@ def add_break_even(sheet: Sheet) -> None:
 def add_kept_gpus(sheet: Sheet) -> None:
     """Add what GPUs cost that are kept, where nothing else is known of their use."""
     topic, facts, overhead = "Kept GPUs", sheet.facts, sheet.assumed.overhead
-    if sheet.figures or sheet.price is None or not sheet.is_asked("gpus", "utilisation"):
+    if sheet.figures or sheet.missing or sheet.price is None:
         return
     gpus = facts.gpus or 1
     of_month = usd_per_month(gpus, 1, overhead)
