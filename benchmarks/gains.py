@@ -642,16 +642,20 @@ def _told(told, tried):
         "b": told["b"],
         "chosen": told["b"].removeprefix("--swap ").partition(", chosen")[0] if is_swap else None,
         "tried": tried,
-        **({"losses": losses_in(told["training"])} if told.get("training") else {}),
+        **losses_in(told.get("gates", ())),
     }
 
 
-def losses_in(training):
-    """Return what the training runs showed: level L6 with its measures."""
+def losses_in(gates):
+    """Return what training runs showed, level L6 with its measures; nothing where none was."""
+    training = next((one for one in gates if one["asked"] == ["L6"]), None)
+    if training is None:
+        return {}
     (level,) = [one for one in training["levels"] if one["name"] == "L6"]
     kept = ("name", "value", "threshold", "baseline")
     measures = [{key: one[key] for key in kept} for one in level["measures"]]
-    return {key: level[key] for key in ("state", "why", "looked_at")} | {"measures": measures}
+    told = {key: level[key] for key in ("state", "why", "looked_at")}
+    return {"losses": {**told, "measures": measures}}
 
 
 def _step_ms(told, arm):

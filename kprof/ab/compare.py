@@ -137,10 +137,10 @@ class Compared:
         if self.assessed:
             judged = {arm: Judged(arm, found) for arm, found in self.assessed.items()}
             told["targets"] = {arm: result_of_sla(one) for arm, one in judged.items()}
-        if gates := self._choice.gate_reports if self._choice else ():
+        gates = [*self._choice.gate_reports] if self._choice is not None else []
+        gates += [result_of_gate(self.training)] if self.training is not None else []
+        if gates:
             told["gates"] = gates
-        if self.training is not None:
-            told["training"] = result_of_gate(self.training)
         if self.is_priced:
             told["costs"] = msgspec.to_builtins(self.costs)
         return told

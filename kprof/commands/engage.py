@@ -93,7 +93,7 @@ def evidence_of(engagement: Engagement) -> tuple[Evidence, tuple[str, ...]]:
         Evidence,
         calibration_in,
         costs_in,
-        gate_in,
+        gates_in,
         service_level_in,
     )
 
@@ -113,7 +113,7 @@ def evidence_of(engagement: Engagement) -> tuple[Evidence, tuple[str, ...]]:
         tuple(one.comparison for one in compared),
         tuple(levels),
         tuple(costs_in(one.said) for _, one in _in_order(engagement, CostAdded)),
-        tuple(gate_in(said) for _, one in engagement.of(GateAdded) for said in one.said),
+        gates_in(said for _, one in engagement.of(GateAdded) for said in one.said),
         calibrations[-1] if calibrations else None,
         compared[0].calibration if compared else "",
         tuple(_predictions(engagement)),

@@ -38,7 +38,6 @@ class _Found:
     service_levels: list[Any] = field(default_factory=list)
     costs: list[Any] = field(default_factory=list)
     gates: list[Any] = field(default_factory=list)
-    trainings: list[Any] = field(default_factory=list)
     benches: list[Benched] = field(default_factory=list)
     calibration: Any = None
     calibration_text: str = ""
@@ -98,7 +97,7 @@ def read_evidence(
     """
     from kprof.analyze.cost.of_runs import with_worth
     from kprof.opened import open_trace
-    from kprof.report.partner.evidence import Evidence, gates_with
+    from kprof.report.partner.evidence import Evidence, gates_in
     from kprof.storage import META_FILE
 
     found = _Found()
@@ -121,7 +120,7 @@ def read_evidence(
         tuple(found.comparisons),
         tuple(found.service_levels),
         tuple(found.costs),
-        gates_with(found.trainings, found.gates),
+        gates_in(found.gates),
         found.calibration,
         found.calibration_text,
         sources=tuple(found.sources),
@@ -142,7 +141,6 @@ def _add_known(found: _Found, content: Any, path: Path) -> str:  # noqa: ANN401 
     from kprof.report.partner.evidence import (
         calibration_in,
         costs_in,
-        gate_in,
         parts_of,
         service_level_in,
     )
@@ -152,11 +150,10 @@ def _add_known(found: _Found, content: Any, path: Path) -> str:  # noqa: ANN401 
         raise KprofError(f"{path} is not a result of kprof", fix=FIX)
     add: dict[Kind, Callable[[Any, str], object]] = {
         "comparison": lambda said, arm: _add_compared(found, said),
-        "training": lambda said, arm: found.trainings.append(gate_in(said)),
         "service level": lambda said, arm: found.service_levels.append(service_level_in(said, arm)),
         "cost": lambda said, arm: found.costs.append(costs_in(said)),
         "calibration": lambda said, arm: setattr(found, "calibration", calibration_in(said)),
-        "quality gate": lambda said, arm: found.gates.extend(map(gate_in, said)),
+        "quality gate": lambda said, arm: found.gates.extend(said),
         "kernels beside their peers": lambda said, arm: found.benches.extend(read_benched(said)),
     }
     for kind, said, arm in parts:

@@ -31,7 +31,7 @@ from kprof.analyze.findings.scores import RecordedPrediction, Score, Scores, sco
 from kprof.analyze.verdict.regressions import rule_on_comparison
 from kprof.report.comparison_sections import format_interval, format_percent
 from kprof.report.junit import Case, Outcome
-from kprof.report.partner.evidence import gate_in
+from kprof.report.partner.evidence import gates_in
 from kprof.report.partner.wording import gained, within
 from kprof.report.regression import cases_of_rulings
 from kprof.report.section import Column, Facts, Part, Section, Table, Text
@@ -280,7 +280,7 @@ def _banded(figure: Figure) -> str:
 
 def _section_of_gates(engagement: Engagement) -> Section | None:
     """Show which levels of the gate each replacement passed; None: none was checked."""
-    found = [gate_in(said) for _, gate in engagement.of(GateAdded) for said in gate.said]
+    found = gates_in(said for _, gate in engagement.of(GateAdded) for said in gate.said)
     if not found:
         return None
     columns = (Column("Replacement", "name"), Column("Levels", "name"), Column("Class"))

@@ -13,7 +13,7 @@ from kprof.commands.report import read_evidence
 from kprof.comparison import Pair, save
 from kprof.kernels.correctness.levels import LEVELS, TRAINING, GateReport, Level, result_of_gate
 from kprof.report.calibration import result_of_calibration
-from kprof.report.partner.evidence import gates_with, parts_of
+from kprof.report.partner.evidence import gates_in, parts_of
 from kprof.report.partner.wording import VERDICTS, without_letters
 from kprof.report.sla_verdict import result_of_sla
 from tests.quantities import quantities_in
@@ -98,20 +98,20 @@ def test_the_sides_of_a_comparison_are_called_as_the_page_calls_them():
 
 def test_training_runs_of_a_swap_count_for_each_of_its_checked_kernels():
     levels = tuple(Level(name, "passed" if name == "L6" else "not run", "") for name in LEVELS)
-    training = GateReport("rmsnorm=kprof@*.mlp,rope", levels, ("L6",))
-    checked = gate_of(is_bit_exact=False)
-    other = replace(checked, subject="swiglu by kprof")
-    found = gates_with([training], [checked, other])
-    assert [one.reached for one in found] == [TRAINING, None]
-    assert gates_with([training], [other]) == (other, training)
-    assert gates_with([], [other]) == (other,)
+    training = result_of_gate(GateReport("rmsnorm=kprof@*.mlp,rope", levels, ("L6",)))
+    checked = result_of_gate(gate_of(is_bit_exact=False))
+    other = checked | {"subject": "swiglu by kprof"}
+    found = gates_in([training, checked, other])
+    assert [(one.subject, one.reached) for one in found] == [
+        (checked["subject"], TRAINING),
+        (other["subject"], None),
+    ]
+    assert [one.subject for one in gates_in([training, other])] == [
+        other["subject"],
+        training["subject"],
+    ]
 
 
-def test_training_runs_and_the_gate_of_a_choice_stand_in_a_comparison():
-    said = {
-        "plan": {},
-        "pairs": [],
-        "claims": [],
-    }
-    said |= {"training": {"subject": "rope"}, "gates": [{"subject": "rope by kprof"}]}
-    assert [part.kind for part in parts_of(said)] == ["comparison", "quality gate", "training"]
+def test_the_gates_reports_of_a_comparison_follow_it():
+    said = {"plan": {}, "pairs": [], "claims": [], "gates": [{"subject": "rope"}]}
+    assert [part.kind for part in parts_of(said)] == ["comparison", "quality gate"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timezone
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -132,7 +132,6 @@ Kind = Literal[
     "cost",
     "calibration",
     "quality gate",
-    "training",
     "kernels beside their peers",
 ]
 KEYS: dict[Kind, set[str]] = {
@@ -143,7 +142,7 @@ KEYS: dict[Kind, set[str]] = {
     "quality gate": {"subject", "levels", "asked"},
     "kernels beside their peers": {*BENCH_KEYS},
 }
-"""The keys of each command's JSON; no two share them. Training runs stand in a comparison."""
+"""The keys of each command's JSON; no two kinds share them."""
 
 
 class Part(NamedTuple):
@@ -173,8 +172,6 @@ def parts_of(content: Any) -> list[Part]:  # noqa: ANN401 - any JSON
         parts.append(Part("cost", content["costs"], "B"))
     if kind == "comparison" and content.get("gates"):
         parts.append(Part("quality gate", content["gates"]))
-    if kind == "comparison" and content.get("training"):
-        parts.append(Part("training", content["training"]))
     return parts
 
 
@@ -244,21 +241,22 @@ def gate_in(content: Plain) -> GateReport:
     return msgspec.convert({**content, "levels": levels}, GateReport, strict=False)
 
 
-def gates_with(
-    trainings: Sequence[GateReport], gates: Sequence[GateReport]
-) -> tuple[GateReport, ...]:
-    """Return the gate's reports, with L6 of the training runs of a whole swap in each of its parts.
+def gates_in(contents: Iterable[Plain]) -> tuple[GateReport, ...]:
+    """Read reports of the quality gate; what a whole swap has passed counts for each part of it.
 
-    Training runs of which no part was checked are a report of their own.
+    Training runs are of a swap: their level L6 stands in the reports of its kernels, and in one of
+    its own where none of them was checked.
     """
-    found = list(gates)
+    found = [gate_in(one) for one in contents]
+    trainings = [one for one in found if one.asked == ("L6",)]
+    checks = [one for one in found if one not in trainings]
     for training in trainings:
         parts = set(kernels_in(training.subject))
-        places = [n for n, one in enumerate(found) if parts & set(kernels_in(one.subject))]
+        places = [n for n, one in enumerate(checks) if parts & set(kernels_in(one.subject))]
         for place in places:
-            found[place] = found[place].with_level(training["L6"])
-        found += [] if places else [training]
-    return tuple(found)
+            checks[place] = checks[place].with_level(training["L6"])
+        checks += [] if places else [training]
+    return tuple(checks)
 
 
 def kernels_in(subject: str) -> list[str]:
