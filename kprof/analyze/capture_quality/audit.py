@@ -27,6 +27,7 @@ from kprof.analyze.capture_quality.unanswered import (
 )
 from kprof.analyze.energy import Series, around, devices_in, readings, throttle_shares
 from kprof.analyze.groupings import count_gpus
+from kprof.analyze.roofline.bound import beats_ceiling
 from kprof.analyze.roofline.utilisation import (
     measure_known_work,
     measure_utilisation,
@@ -283,6 +284,7 @@ LOST = (0.0, 0.01)
 ORPHANED = (0.001, 0.05)
 UNNAMED = (0.01, 0.2)
 UNMODELLED = (0.05, 0.5)
+BEATEN = (0.01, 0.1)
 SLOWED = (NOTICEABLE_SLOWDOWN, 0.2)
 OUTSIDE = (0.05, 0.3)
 APART = (0.1, 0.5)
@@ -460,6 +462,26 @@ def _work(trace: Trace) -> Iterator[Check]:
     )
 
 
+def _ceilings(trace: Trace) -> Iterator[Check]:
+    """Grade the time that beats the ceiling of the device, where there is some."""
+    is_beaten = beats_ceiling(trace.kernels)
+    share = share_of_time(trace.kernels, is_beaten)
+    if share <= BEATEN[0]:
+        return
+    beaten = trace.kernels[is_beaten]
+    most = int(beaten["limit_ns"].sum()) / max(int(beaten["duration_ns"].sum()), 1)
+    device = trace.meta.device
+    again = " again" if device is not None and device.is_measured else ""
+    yield from checked(
+        "Ceilings",
+        graded(share, BEATEN),
+        f"{percent(share)} of the time beats the device's ceiling: {percent(most)} of it",
+        "its work, type, ceiling or time is wrong, or a cache served it: its roofline share is too "
+        "high, and findings about it are less certain",
+        f"measure the ceilings of this GPU{again}: `kprof roofline`",
+    )
+
+
 def _meaning_for_utilisation(trace: Trace) -> str:
     """Say which headline shares are unknown, which are lower bounds, and what else is missing."""
     headline = measure_utilisation(trace)
@@ -577,6 +599,7 @@ CHECKS: tuple[Callable[[Trace], Iterator[Check]], ...] = (
     _orphans,
     _attribution,
     _work,
+    _ceilings,
     _overhead,
     _steps,
     check_throttling,

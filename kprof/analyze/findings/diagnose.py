@@ -12,10 +12,12 @@ import pandas as pd
 
 from kprof.analyze.attribution.steps import outside_steps, whole_ns, without_lead
 from kprof.analyze.capture_quality.unanswered import Unanswered, why_no_timeline
+from kprof.analyze.findings.claims import percent
 from kprof.analyze.findings.one_offs import without_start_up, work_once
 from kprof.analyze.findings.queries import whole_of, why_no_device
 from kprof.analyze.findings.savings import Pricer, find_pricer, together
 from kprof.analyze.findings.unexplained import LARGE_SHARE, find_unexplained, find_work_once
+from kprof.analyze.roofline.bound import beats_ceiling
 from kprof.analyze.whatif.baseline import Baseline
 from kprof.errors import modules_in
 from kprof.findings import Diagnosis, Finding, Fix, Grade, NotApplicable, Saving
@@ -30,6 +32,9 @@ MOST_ROWS = 500
 SAME_SUM = 0.01
 # How much of an expected saving counts where findings are ranked.
 SURE: dict[Grade, float] = {"high": 1.0, "medium": 0.7, "low": 0.4}
+# Share of a finding's time that may beat its ceiling; as many percent as a kernel itself may.
+MOST_BEATEN = 0.05
+LESS_SURE: dict[Grade, Grade] = {"high": "medium", "medium": "low", "low": "low"}
 
 Why = Callable[[Trace], Unanswered | None]
 
@@ -59,9 +64,12 @@ def diagnose(trace: Trace, baseline: Baseline | None = None) -> Diagnosis:
         else:
             found += rule.check(_unexplained(seen, found) if is_general(rule) else seen)
     pricer = find_pricer(steady, baseline)
+    found = [_within_ceilings(one, trace) for one in found]
     ranked = rank_findings(found, pricer) if found else []
     largest = [
-        replace(one, saving=pricer.price([one]), cause_ns=pricer.cause_ns(one))
+        replace(
+            _within_ceilings(one, trace), saving=pricer.price([one]), cause_ns=pricer.cause_ns(one)
+        )
         for one in (*find_unexplained(seen, ranked), *find_work_once(trace))
     ]
     told = [*largest, *ranked]
@@ -76,6 +84,26 @@ def diagnose(trace: Trace, baseline: Baseline | None = None) -> Diagnosis:
         whole_of(trace),
         whole_ns(trace),
     )
+
+
+def _within_ceilings(finding: Finding, trace: Trace) -> Finding:
+    """Return the finding, less certain where much of its time beats the ceiling of the device.
+
+    Nothing does: the work, the type, the ceiling or the time that the finding builds on is wrong.
+    """
+    share = beaten_share(finding, trace)
+    if share <= MOST_BEATEN:
+        return finding
+    told = f"{percent(share)} of its time beats the ceiling: work, type, ceiling or time is wrong"
+    confidence = LESS_SURE[finding.confidence]
+    return replace(finding, confidence=confidence, details=(*finding.details, told))
+
+
+def beaten_share(finding: Finding, trace: Trace) -> float:
+    """Return the share of the time of a finding's activities that beats its ceiling."""
+    kernels = trace.kernels.iloc[list(finding.rows)]
+    duration_ns = kernels["duration_ns"].to_numpy(np.int64)
+    return int(duration_ns[beats_ceiling(kernels)].sum()) / max(int(duration_ns.sum()), 1)
 
 
 def _without(rows: np.ndarray, trace: Trace) -> Trace:

@@ -11,6 +11,8 @@ measured time T:
 * compute: FLOPs / (peak of their type · T) reaches it, and is above the memory share; or the share
   of T in which the SMs issue instructions does, where their number is known
 * latency: both are below: too little work to fill the device, waiting, or excess work
+* unknown: the FLOPs at their peak take more than 5 % longer than T; the assumed work, its type,
+  the ceiling or the time is wrong
 
 Where the data fits into the last-level cache, and the operator took at most the time of a copy
 within that cache, over `BOUND_SHARE`, the cache is the ceiling and the memory share is zero.
@@ -135,11 +137,18 @@ def beaten_ceilings(trace: Trace) -> pd.DataFrame:
     Nothing runs faster than its ceiling: such a row's tensors were in a cache, its work is an
     upper bound, or the ceiling is not this device's.
     """
-    kernels = trace.kernels
-    limit_ns = kernels["limit_ns"].fillna(0).to_numpy(dtype=np.int64)
-    is_beaten = limit_ns > BEATEN_SHARE * kernels["duration_ns"].to_numpy(dtype=np.int64)
-    beaten: pd.DataFrame = kernels.iloc[np.flatnonzero(is_beaten)]
+    beaten: pd.DataFrame = trace.kernels.iloc[np.flatnonzero(beats_ceiling(trace.kernels))]
     return beaten
+
+
+def beats_ceiling(kernels: pd.DataFrame) -> np.ndarray:
+    """Tell which rows of `kernels` have a limit that is more than 5 % above their duration."""
+    limit_ns = kernels["limit_ns"].to_numpy(np.int64, na_value=0)
+    return _exceeds(limit_ns, kernels["duration_ns"].to_numpy(np.int64))
+
+
+def _exceeds(limit_ns: np.ndarray, duration_ns: np.ndarray) -> np.ndarray:
+    return np.asarray(limit_ns > BEATEN_SHARE * duration_ns)
 
 
 def _count_repeated_once(trace: Trace, work: RowWork) -> RowWork:
@@ -204,6 +213,8 @@ def _limits(trace: Trace, work: RowWork) -> tuple[np.ndarray, np.ndarray, np.nda
     # A minimum of the work cannot show that a launch did too little.
     is_open = (work.bound == WORK_BOUNDS.index("at least")) & (decided == _LATENCY)
     measurable = has_limit & (calls.time_ns > 0) & ~is_open
+    # No cache explains arithmetic that is faster than its peak.
+    measurable &= ~_exceeds(compute_ns, duration_ns)
     bound[measurable] = decided[measurable]
     return limit_ns.astype(np.int64), has_limit, bound
 

@@ -118,3 +118,12 @@ def test_a_trace_without_activities_gets_empty_columns():
     trace = measured(ranges=[PRODUCT])
     assert len(trace.kernels) == 0
     assert "limit_ns" in trace.kernels
+
+
+@pytest.mark.parametrize(("duration_ns", "bound"), [(1_950, "compute"), (1_800, None)])
+def test_arithmetic_that_beats_its_peak_has_no_bound(duration_ns, bound):
+    square = tensor("fp32", 100, 100)
+    ranges = [{"name": "aten::mm", **recorded(square, square)}]
+    device = Device("d", 1e15, {"fp32": 1e12}, "made up")
+    trace = measured({"op_row": 0, "duration_ns": duration_ns}, ranges=ranges, device=device)
+    assert columns(trace, "limit_ns", "bound") == [(2_000, bound)]
