@@ -1,0 +1,142 @@
+"""What `kprof open` of many ranks costs: CPU time, wall time and memory.
+
+    python benchmarks/ranks.py                     8, 32 and 128 ranks of 5,582 events
+    python benchmarks/ranks.py --ranks 1024        more of them
+    python benchmarks/ranks.py --ranks 8 --whole   the whole recorded step on each rank
+
+A rank is the beginning of a recorded training step of one GPU, or all of it, with all-reduces that
+end on all ranks together; one rank is late to them. Apart from its number and its all-reduces, a
+rank's events are those of all others. CPU time counts all processes. With one core, `taskset`
+leaves one to kprof, which then reads all ranks in one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from evidence import RESULTS, ROOT, row, write_evidence
+from import_speed import costs_in_turn
+
+RECORDED = ROOT / "tests" / "data" / "h200" / "llama_train.json.gz"
+RESULT = RESULTS / "ranks_cpu_2026-11.json"
+SOURCES = (
+    "benchmarks/ranks.py",
+    "kprof/collect/ranks.py",
+    "kprof/collect/merge.py",
+    "kprof/analyze/**/*.py",
+    "kprof/collect/readers/kineto/*.py",
+)
+# So many ranks of so many events are to be opened within this.
+REACH_RANKS, REACH_CPU_S, REACH_MB = 128, 20.0, 400.0
+EVENTS_PER_RANK = 5_500
+# An all-reduce for so many kernels, on a stream of its own.
+KERNELS_PER_COLLECTIVE = 50
+COLLECTIVE_US = 200.0
+NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
+LATE_RANK, LATE_US = 3, 120.0
+
+
+def write_ranks(folder: Path, num_ranks: int, *, num_events: int | None = None) -> int:
+    """Write a file for each rank and return the number of events of each.
+
+    `num_events` keeps the first events of the recorded step; None keeps all.
+    """
+    document = json.loads(gzip.decompress(RECORDED.read_bytes()))
+    events = _first(document.pop("traceEvents"), num_events)
+    body = gzip.compress(json.dumps(events)[1:-1].encode())
+    starts = sorted(e["ts"] for e in events if e.get("cat") == "kernel")[::KERNELS_PER_COLLECTIVE]
+    for rank in range(num_ranks):
+        around = {**document, "distributedInfo": {"rank": rank, "world_size": num_ranks}}
+        head = json.dumps(around)[:-1] + ', "traceEvents": ['
+        own = json.dumps(_collectives(starts, rank, num_ranks))[1:-1]
+        parts = (gzip.compress(head.encode()), body, gzip.compress(f", {own}]}}".encode()))
+        (folder / f"rank{rank}.json.gz").write_bytes(b"".join(parts))
+    return len(events) + 2 * len(starts)
+
+
+def _first(events: list[dict], number: int | None) -> list[dict]:
+    """Return the events that begin first and those without a time, as names of threads."""
+    timed = sorted(e["ts"] for e in events if "ts" in e and e.get("ph") != "M")
+    last = timed[-1 if number is None else min(number, len(timed)) - 1]
+    return [e for e in events if e.get("ph") == "M" or e.get("ts", 0) <= last]
+
+
+def _collectives(starts: list[float], rank: int, num_ranks: int) -> list[dict]:
+    """Return the all-reduces of a rank, each with its launch; they end on all ranks together."""
+    group = {
+        "Collective name": "allreduce",
+        "Process Group Name": "0",
+        "Process Group Ranks": str([*range(num_ranks)]),
+        "Group size": num_ranks,
+        "In msg nelems": 4_194_304,
+        "Out msg nelems": 4_194_304,
+        "dtype": "BFloat16",
+    }
+    events = []
+    for sequence, start in enumerate(starts):
+        begin = start + rank % 7 + (LATE_US if rank == LATE_RANK else 0.0)
+        joint = {"correlation": 10_000_000 + sequence}
+        launch = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernelExC", "pid": 1}
+        launch |= {"tid": 2, "ts": begin - 9.0, "dur": 4.0, "args": joint | {"cbid": 430}}
+        place = {"device": 0, "stream": 30, "grid": [24, 1, 1], "block": [640, 1, 1]}
+        kernel = {"ph": "X", "cat": "kernel", "name": NCCL, "pid": 0, "tid": 30, "ts": begin}
+        kernel |= {"dur": start + COLLECTIVE_US - begin}
+        kernel |= {"args": joint | place | group | {"Seq": sequence}}
+        events += [launch, kernel]
+    return events
+
+
+def measure(folder: Path, num_ranks: int, num_events: int | None, repeat: int) -> list[dict]:
+    """Return the rows of so many ranks: CPU and wall time and memory, on all cores and on one."""
+    ranks = folder / f"ranks{num_ranks}"
+    ranks.mkdir()
+    events = write_ranks(ranks, num_ranks, num_events=num_events)
+    opening = [sys.executable, "-m", "kprof", "open", str(ranks)]
+    opening += ["--out", str(folder / "run.kprof"), "--force"]
+    cores = sorted(os.sched_getaffinity(0))
+    alone = ["taskset", "-c", str(cores[0]), *opening]
+    every, one = costs_in_turn([opening, alone], repeat)
+    shutil.rmtree(ranks)
+    is_aim = num_ranks == REACH_RANKS and num_events == EVENTS_PER_RANK
+    cpu_s, mb = (REACH_CPU_S, REACH_MB) if is_aim else (None, None)
+    size = f"{num_ranks} ranks of {events:,} events"
+    return [
+        row(f"CPU time, {size}", every.cpu_s, "s", "lower", cpu_s),
+        row(f"CPU time on one core, {size}", one.cpu_s, "s", "lower", cpu_s),
+        row(f"wall time, {size}", every.wall_s, "s", "lower"),
+        row(f"wall time on one core, {size}", one.wall_s, "s", "lower"),
+        row(f"memory of all processes, {size}", every.peak_mb, "MB", "lower", mb),
+        row(f"memory on one core, {size}", one.peak_mb, "MB", "lower", mb),
+        row(f"speed-up by {len(cores)} cores, {size}", one.wall_s / every.wall_s, "x", "higher"),
+    ]
+
+
+def main() -> None:
+    """Measure, print and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[8, 32, REACH_RANKS])
+    parser.add_argument("--whole", action="store_true", help="keep the whole step of each rank")
+    parser.add_argument("--repeat", type=int, default=2, help="runs of each, the best counts")
+    parser.add_argument("--result", type=Path, default=RESULT)
+    options = parser.parse_args()
+    number, rows = None if options.whole else EVENTS_PER_RANK, []
+    begin_load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(prefix="kprof-ranks-") as folder:
+        for num_ranks in options.ranks:
+            rows += measure(Path(folder), num_ranks, number, options.repeat)
+    what = "kprof open of many ranks"
+    load = {"begin": begin_load, "end": os.getloadavg()[0]}
+    write_evidence(options.result, what, rows, SOURCES, load=load, best_of=options.repeat)
+    for entry in rows:
+        print(f"{entry['name']}: {entry['value']} {entry['unit']}, reach {entry['reach']}")
+
+
+if __name__ == "__main__":
+    main()
