@@ -321,6 +321,8 @@ class Meta:
     base_time_ns: int | None = None
     """Wall time (ns since 1970) at the clock's zero; None where the file does not say."""
     num_ranks: int = 1
+    world_size: int | None = None
+    """Ranks of the job, recorded or not; None where the files do not tell."""
     hosts: tuple[tuple[int, str], ...] = ()
     """Ranks and the machines that they ran on, where that was recorded."""
     clocks: str | None = None

@@ -46,6 +46,7 @@ def merge(traces: list[Trace], source: str) -> Trace:
             trace for _, trace in sorted(zip(ranks, traces, strict=True), key=lambda one: one[0])
         ]
         caveats = [c for trace in traces for c in trace.meta.caveats]
+        caveats += _missing(sum(map(len, ranks)), traces)
     else:
         firsts = itertools.accumulate(map(len, ranks[:-1]), initial=0)
         traces = [_renumbered(trace, first) for trace, first in zip(traces, firsts, strict=True)]
@@ -204,6 +205,16 @@ def _refuse_mixed_timelines(traces: list[Trace]) -> None:
 def _ranks(trace: Trace) -> list[int]:
     rows = np.concatenate([trace.kernels["rank"].to_numpy(), trace.ranges["rank"].to_numpy()])
     return [int(rank) for rank in np.unique(rows)]
+
+
+def _missing(number: int, traces: list[Trace]) -> list[Caveat]:
+    """Say how many ranks of the job are in no file, where all files tell the same of its size."""
+    sizes = {trace.meta.world_size for trace in traces}
+    size = sizes.pop() if len(sizes) == 1 else None
+    if size is None or size <= number:
+        return []
+    told = f"Of the {size:,} ranks of the job, {size - number:,} are in no file that was read."
+    return [Caveat("ranks_missing", told)]
 
 
 def _renumbered(trace: Trace, first: int) -> Trace:

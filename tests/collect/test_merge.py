@@ -43,6 +43,13 @@ def test_files_with_the_same_rank_are_numbered_and_a_caveat_says_so():
     assert caveat.id == "ranks_by_order"
 
 
+@pytest.mark.parametrize(("size", "said"), [(2, []), (8, [["8", "6"]]), (None, [])])
+def test_ranks_of_the_job_that_are_in_no_file_are_counted(size, said):
+    merged = merge([trace_of({"rank": rank}, world_size=size) for rank in (0, 5)], "folder")
+    told = [one.text for one in merged.meta.caveats if one.id == "ranks_missing"]
+    assert [quantities_in(text) for text in told] == said
+
+
 def test_clocks_are_aligned_by_wall_time():
     early = trace_of({"rank": 0, "start_ns": 10}, base_time_ns=1_000)
     late = trace_of({"rank": 1, "start_ns": 10}, base_time_ns=1_500)

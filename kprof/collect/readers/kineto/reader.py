@@ -121,7 +121,8 @@ def _require_activities(path: Path, counts: dict[str, int]) -> None:
 
 
 def _trace_of(path: Path, document: Document, merger: Merger, counts: dict[str, int]) -> Trace:
-    rank = _whole(_mapping(document.around.get("distributedInfo")).get("rank"))
+    distributed = _mapping(document.around.get("distributedInfo"))
+    rank, world_size = (_whole(distributed.get(key)) for key in ("rank", "world_size"))
     rank = rank if rank is not None and 0 <= rank < MAX_RANKS else 0
     kernels, ranges = kernels_of(merger, rank), ranges_of(merger, rank)
     if len(kernels) == 0 and (ranges["kind"] == "overhead").all():
@@ -141,6 +142,7 @@ def _trace_of(path: Path, document: Document, merger: Merger, counts: dict[str, 
         gpus=_gpus(document.around.get("deviceProperties")),
         versions=_versions(document.around),
         num_ranks=max(int(kernels["rank"].nunique()), 1),
+        world_size=world_size,
         base_time_ns=_whole(document.around.get("baseTimeNanoseconds")),
         counts=counts,
         caveats=(
