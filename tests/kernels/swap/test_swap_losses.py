@@ -277,6 +277,57 @@ def test_copies_and_files_carry_the_original(kernel):
     assert set(model.__dict__) == before
 
 
+class Around(CausalLM):
+    """A class around a model, which gets the output of its forward."""
+
+    def forward(self, input_ids, labels=None, is_penalized=False, **kwargs):
+        output = super().forward(input_ids, labels, **kwargs)
+        if self.training or is_penalized:
+            self.look(output)
+        return output
+
+
+class Penalized(Around):
+    def look(self, output):
+        output["loss"] = output["loss"] + list(output.values())[1].square().mean()
+
+
+class Keeping(Around):
+    def look(self, output):
+        self.last = list(output.values())[1]
+
+
+class Measuring(Around):
+    def look(self, output):
+        output["size"] = list(output.values())[1].detach().norm()
+
+
+class Flagged(CausalLM):
+    def forward(self, input_ids, labels=None, is_penalized=False, **kwargs):
+        output = super().forward(input_ids, labels, **kwargs)
+        if is_penalized:
+            output["loss"] = output.loss + output.logits.square().mean()
+        return output
+
+
+@pytest.mark.parametrize("kind", [Penalized, Keeping, Measuring, Flagged])
+def test_a_model_that_reads_or_keeps_its_logits_keeps_its_head(kind):
+    model = kind().eval()
+    with swapped(model, "linear_cross_entropy=eager") as swap:
+        pass
+    assert swap.sites[0].skipped is not None
+
+
+def test_a_model_whose_output_has_no_logits_keeps_its_head():
+    class Plain(CausalLM):
+        def forward(self, input_ids, labels=None, **kwargs):
+            return dict(super().forward(input_ids, labels, **kwargs))
+
+    with swapped(Plain(), "linear_cross_entropy=eager") as swap:
+        pass
+    assert swap.sites[0].skipped is not None
+
+
 def test_logits_that_are_a_part_of_others_have_the_same_loss():
     model, logits = CausalLM(), torch.randn(2, 6, V).bfloat16()[:, :5]
     wanted = model.loss_function(logits, LABELS, V)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +21,13 @@ from torch.nn import Linear, Module
 
 from kprof.kernels.cross_entropy.linear_cross_entropy import PLAIN, Shape
 from kprof.kernels.swap.dispatch import Dispatcher, changes_of, key_of
-from kprof.kernels.swap.patches import is_passed_over, python_modules, why_foreign
+from kprof.kernels.swap.patches import (
+    innermost,
+    is_passed_over,
+    names_in,
+    python_modules,
+    why_foreign,
+)
 from kprof.kernels.swap.probes import CANNOT, CannotCopyError, kind_of, probing, stand_in
 from kprof.kernels.swap.reads import CHANGED, why_effects
 from kprof.kernels.swap.site import CallProxy, Request, Site, Skip, Switch, bound
@@ -41,6 +48,10 @@ from kprof.kernels.swap.sites.losses import (
 KERNEL = "linear_cross_entropy"
 HEAD = "lm_head"
 CHANGES_LOGITS = "it changes its logits before the loss"
+CHANGES_LATER = "it changes its logits after the loss"
+READS_LOGITS = "it reads or keeps its logits besides the loss"
+SHAPES = {Tensor.shape.__get__, Tensor.dtype.__get__, Tensor.device.__get__}
+SHAPES |= {Tensor.size, Tensor.dim}
 # Logits that tell one form from another: some for the slope, some for the cap.
 PROBES = (1e-3, -1e-3, 0.1, -1.0, 3.0, -10.0, 25.0, -40.0, 70.0, -300.0, 1e4, -1e6)
 
@@ -189,24 +200,32 @@ def _shapes_logits(module: Module) -> bool | str:
 
     A sentence says why the model does not fit.
     """
-    why = why_effects(module)
+    inner = innermost(type(module).forward)
+    why = READS_LOGITS if inner is not None and _names_logits(inner.__code__) else None
+    why = why or why_effects(module)
     if why is not None:
         return why
     # Ones, because random values would advance the workload's random state.
     hidden = torch.ones(1, 3, 8)
-    passing = _Watching()
-    losses, outputs = _run_apart(module, passing, hidden)
-    if isinstance(outputs, str):
-        return outputs
-    if len(losses) == 1 and losses[0] is passing.result:
-        is_same = outputs.logits is passing.result
-        return False if is_same else "it changes its logits after the loss"
-    losses, outputs = _run_apart(module, _Deferring(), hidden)
-    if isinstance(outputs, str) or len(losses) != 1 or not isinstance(losses[0], Deferred):
-        return CHANGES_LOGITS
-    if shape_of(losses[0].applied_to) is None:
-        return CHANGES_LOGITS
-    return True if outputs.logits is losses[0] else "it changes its logits after the loss"
+    losses, outputs = _run_apart(module, _Watching(), hidden)
+    is_passed = len(losses) == 1 and isinstance(losses[0], _Watched)
+    if isinstance(outputs, str) or not is_passed:
+        is_read = isinstance(outputs, str) and READS_LOGITS in outputs
+        losses, outputs = _run_apart(module, _Deferring(), hidden)
+        if isinstance(outputs, str) and is_read:
+            return READS_LOGITS if losses else CHANGES_LOGITS
+        if isinstance(outputs, str):
+            return outputs
+        if len(losses) != 1 or not isinstance(losses[0], Deferred):
+            return CHANGES_LOGITS
+        if shape_of(losses[0].applied_to) is None:
+            return CHANGES_LOGITS
+    return not is_passed if getattr(outputs, "logits", None) is losses[0] else CHANGES_LATER
+
+
+def _names_logits(code: types.CodeType) -> bool:
+    """Return whether code reads the logits of an output, as a class around a model's does."""
+    return "logits" in {*names_in(code), *code.co_consts}
 
 
 def _run_apart(module: Module, head: Module, hidden: Tensor) -> tuple[list[Any], Any]:
@@ -227,24 +246,41 @@ def _run_apart(module: Module, head: Module, hidden: Tensor) -> tuple[list[Any],
     except CannotCopyError as error:
         return [], str(error)
     clone.__dict__[ATTRIBUTE] = lose
+    clone.__dict__["training"] = True
     with probing(torch.device("cpu")):
         try:
-            return losses, type(module).forward(clone, input_ids=seen, labels=seen)
+            outputs = type(module).forward(clone, input_ids=seen, labels=seen)
         except CANNOT as error:
-            return [], f"its forward needs more than a body and a head ({error})"
+            return losses, f"its forward needs more than a body and a head ({error})"
+    return losses, READS_LOGITS if _keeps(clone, outputs) else outputs
 
 
-class _Watching(_Passing):
-    """A head that records and returns its input."""
+def _keeps(module: Module, outputs: Any) -> bool:
+    """Return whether a model keeps its logits, or returns what it makes of them."""
+    kinds, named = (Deferred, _Watched), outputs if isinstance(outputs, Mapping) else {}
+    returned = [one for name, one in named.items() if name != "logits"]
+    return any(isinstance(one, kinds) for one in (*module.__dict__.values(), *returned))
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.result: Tensor | None = None
+
+class _Watched(Tensor):
+    """Logits that only a loss may read."""
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Raise, except where a shape, a dtype or a device is read."""
+        if function not in SHAPES:
+            raise TypeError(READS_LOGITS)
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+class _Watching(Module):
+    """A head whose result only a loss may read."""
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Return it."""
-        self.__dict__["result"] = hidden
-        return hidden
+        """Return its input."""
+        return hidden.as_subclass(_Watched)
 
 
 class _Fused:
