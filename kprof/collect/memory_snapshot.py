@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
-from collections.abc import Sequence
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -45,8 +45,50 @@ def is_snapshot(path: Path) -> bool:
     return len(head) == 2 and head[0] == PICKLE and head[1] in PROTOCOLS
 
 
+# Opcodes of fixed size: lists, dicts, numbers, and pairs of integers. A snapshot has no other
+# tuple; the hash of nested ones takes exponential time, or more stack than there is.
+_BYTES_OF_LONG = b"|".join(rb"\x%02x.{%d}" % (size, size) for size in range(10))
+_INTEGER = rb"(?:K.|M..|J.{4}|\x8a(?:%b))" % _BYTES_OF_LONG
+# A frame of the file may begin anywhere.
+_FRAME = rb"\x95.{8}"
+_FIXED = re.compile(
+    rb"(?:h.|\x94|j.{4}|%b(?:(?:%b)?%b(?:%b)?\x86)?|[(}\])euasN\x88\x89]|q.|G.{8}|%b|\x80[\x02-\x05])"
+    rb"{0,1000}" % (_INTEGER, _FRAME, _INTEGER, _FRAME, _FRAME),
+    re.DOTALL,
+)
+# Opcodes of texts, and the number of bytes that tell their size.
+_TEXTS = {0x8C: 1, ord("X"): 4, 0x8D: 8}
+_LONG_PUT = ord("r")
+
+
+def _require_plain(content: bytes) -> None:
+    """Refuse opcodes that no snapshot has.
+
+    Some name code. Others take time or memory out of proportion to the file: large numbers of the
+    memo, of which all lower ones take space, and tuples as keys.
+
+    Raises:
+        UnpicklingError: it has such opcodes, or no end.
+    """
+    at = 0
+    while content[at : at + 1] != b".":
+        if at >= len(content):
+            raise pickle.UnpicklingError("it is cut")
+        matched = _FIXED.match(content, at)
+        width = _TEXTS.get(content[at])
+        following = int.from_bytes(content[at + 1 : at + 1 + (width or 4)], "little")
+        if matched and matched.end() > at:
+            at = matched.end()
+        elif width is not None:
+            at += 1 + width + following
+        elif content[at] == _LONG_PUT and following < len(content):
+            at += 5
+        else:
+            raise pickle.UnpicklingError(f"byte {at} is not plain data")
+
+
 class _Plain(pickle.Unpickler):
-    """Reads lists, dicts, tuples, sets and scalars; anything that names code is refused."""
+    """Reads plain data; anything that names code is refused."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"it names {module}.{name}")
@@ -55,36 +97,36 @@ class _Plain(pickle.Unpickler):
         raise pickle.UnpicklingError("it names an object outside of it")
 
 
-_Bytes = Annotated[int, msgspec.Meta(ge=0)]
-
-
 class _FrameOf(msgspec.Struct):
     filename: str = ""
     line: int = 0
     name: str = ""
 
 
+Unsigned = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class _BlockOf(msgspec.Struct):
-    size: _Bytes
+    size: Unsigned
     state: str
     address: int | None = None
-    requested_size: _Bytes | None = None
-    frames: list[_FrameOf] = []
+    requested_size: Unsigned | None = None
+    frames: Any = ()
 
 
 class _SegmentOf(msgspec.Struct):
     address: int
-    total_size: _Bytes
+    total_size: Unsigned
     blocks: list[_BlockOf]
-    device: int = 0
+    device: Unsigned = 0
 
 
 class _EventOf(msgspec.Struct):
     action: str
     addr: int = 0
-    size: _Bytes = 0
+    size: Unsigned = 0
     time_us: int | None = None
-    frames: list[_FrameOf] = []
+    frames: Any = ()
 
 
 class _SnapshotOf(msgspec.Struct):
@@ -109,20 +151,54 @@ def read_snapshot(path: Path) -> tuple[DeviceHistory, ...]:
     """
     try:
         with content_of(path) as file:
-            plain = _Plain(io.BytesIO(file.read())).load()
-        found = msgspec.convert(plain, _SnapshotOf)
+            return _histories(file.read())
     except DAMAGED as error:
         raise TraceError(
             f"{path.name} is not a memory snapshot of torch: {str(error) or type(error).__name__}",
             fix="write one with torch.cuda.memory._dump_snapshot, or record with "
             "`kprof run --memory`",
         ) from error
+
+
+def _histories(content: bytes | memoryview) -> tuple[DeviceHistory, ...]:
+    content = bytes(content)
+    _require_plain(content)
+    plain = _Plain(io.BytesIO(content)).load()
+    if _num_entries(plain) > len(content):
+        raise pickle.UnpicklingError("it repeats its entries")
+    found = msgspec.convert(plain, _SnapshotOf)
     devices = {one.device for one in found.segments}
     devices |= {number for number, events in enumerate(found.device_traces) if events}
-    return tuple(_history(found, device) for device in sorted(devices))
+    frames = _Frames()
+    return tuple(_history(found, device, frames) for device in sorted(devices))
 
 
-def _history(found: _SnapshotOf, device: int) -> DeviceHistory:
+def _num_entries(plain: Any) -> int:  # noqa: ANN401 - any plain data
+    """Count blocks and events, where there are any."""
+    if not isinstance(plain, dict):
+        return 0
+    segments, traces = (plain.get(name) or () for name in ("segments", "device_traces"))
+    lists = [one.get("blocks") for one in segments if isinstance(one, dict)]
+    return sum(len(one) for one in (*lists, *traces) if isinstance(one, list))
+
+
+class _Frames:
+    """Frames of stacks, each list converted once: many events share it."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Frame, ...]] = {}
+
+    def __call__(self, frames: object) -> tuple[Frame, ...]:
+        # The snapshot keeps the list alive while its id is known here.
+        if id(frames) not in self._known:
+            told = msgspec.convert(frames, list[_FrameOf])
+            self._known[id(frames)] = tuple(
+                _frame(one.filename, one.line, one.name) for one in told
+            )
+        return self._known[id(frames)]
+
+
+def _history(found: _SnapshotOf, device: int, frames: _Frames) -> DeviceHistory:
     segments = [one for one in found.segments if one.device == device]
     traces = found.device_traces
     events = traces[device] if device < len(traces) else []
@@ -134,29 +210,25 @@ def _history(found: _SnapshotOf, device: int) -> DeviceHistory:
                 one.addr,
                 one.size,
                 None if one.time_us is None else one.time_us * 1_000,
-                _frames(one.frames),
+                frames(one.frames),
             )
             for one in events
         ),
-        tuple(block for one in segments for block in _blocks(one)),
+        tuple(block for one in segments for block in _blocks(one, frames)),
         sum(one.total_size for one in segments),
     )
 
 
-def _blocks(segment: _SegmentOf) -> list[Block]:
+def _blocks(segment: _SegmentOf, frames: _Frames) -> list[Block]:
     """Return the blocks that tensors use; older versions of torch give no addresses."""
     found, address = [], segment.address
     for one in segment.blocks:
         at = address if one.address is None else one.address
         if one.state == "active_allocated":
             size = one.size if one.requested_size is None else one.requested_size
-            found.append(Block(at, size, _frames(one.frames)))
+            found.append(Block(at, size, frames(one.frames)))
         address = at + one.size
     return found
-
-
-def _frames(frames: Sequence[_FrameOf]) -> tuple[Frame, ...]:
-    return tuple(_frame(one.filename, one.line, one.name) for one in frames)
 
 
 @cache
