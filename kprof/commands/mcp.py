@@ -129,9 +129,11 @@ def encode(answer: Answer) -> str:
             plain = cannot_be_answered("the answer is too long", "ask about one part by its id")
         else:
             name, items = max(lists, key=lambda named: len(msgspec.json.encode(named[1])))
-            items.pop()
+            # About half of the excess, in rounds: no more is cut than needed.
+            num_cut = max(len(items) * (len(text) - MOST_BYTES) // (2 * len(text)), 1)
+            del items[-num_cut:]
             left_out = plain.setdefault("left_out", {})
-            left_out[name] = left_out.get(name, 0) + 1
+            left_out[name] = left_out.get(name, 0) + num_cut
         text = msgspec.json.encode(plain)
     return text.decode()
 
@@ -203,6 +205,8 @@ class Tools:
         Raises:
             KprofError: it is not.
         """
+        if "\0" in path:
+            raise KprofError("a path has no null character", fix="check the path")
         found = (self._root / path).resolve()
         if found != self._root and self._root not in found.parents:
             raise KprofError(f"{path} is outside of {self._root}", fix="start with another --root")

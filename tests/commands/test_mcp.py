@@ -149,11 +149,13 @@ def test_every_id_of_an_answer_resolves(run):
         ("open", {"path": "nowhere"}),
         ("open", {"path": "../"}),
         ("open", {"path": "/etc/hostname"}),
+        ("open", {"path": "a\0b"}),
         ("summary", {"run": "r7"}),
         ("explain", {"id": "r7/finding/1"}),
         ("playbook", {"name": "nothing"}),
         ("ab", {}),
         ("ab", {"comparison": "rich.kprof"}),
+        ("ab", {"comparison": "a\0b"}),
         ("ab", {"script": "train.py"}),
     ],
 )
@@ -238,6 +240,13 @@ def test_an_answer_that_is_too_long_is_cut_and_says_so():
     assert MOST_BYTES - 400 < len(text) <= MOST_BYTES
     assert len(answer["rows"]) + answer["left_out"]["rows"] == 50
     assert answer["few"] == [1, 2]
+
+
+def test_an_answer_of_many_items_is_cut_to_as_many_as_fit():
+    text = encode({"type": "x", "rows": [{"a": 1}] * 20_000})
+    answer = json.loads(text)
+    assert MOST_BYTES - 10 < len(text) <= MOST_BYTES
+    assert len(answer["rows"]) + answer["left_out"]["rows"] == 20_000
 
 
 def test_a_long_text_is_cut_and_a_number_that_is_none_is_null():
