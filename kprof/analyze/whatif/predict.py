@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from kprof.analyze.attribution.ledger import union_ns
-from kprof.analyze.attribution.overlap import allot_busy_time, rows_by
+from kprof.analyze.attribution.overlap import allotted_time, rows_by
 from kprof.analyze.attribution.steps import outside_steps, whole_ns
 from kprof.analyze.findings.one_offs import without_start_up
 from kprof.analyze.findings.queries import matches
@@ -213,11 +213,11 @@ def _obstacle(changes: Sequence[Change], baseline: Baseline, known: float) -> st
 def _amdahl_ns(changes: Sequence[Change], baseline: Baseline, plain_ns: np.ndarray) -> int:
     """Return the step less the saved busy time, and what idle causes would give back."""
     where = ["rank", "device"]
-    kernels, idle = baseline.trace.kernels, idle_in_steps(baseline.trace)
+    idle = idle_in_steps(baseline.trace)
     if baseline.added_ns:
         # The recorder made these edges, and the step is one without it.
         idle = inside_window(idle)
-    saved = _saved_busy_ns(kernels, plain_ns)
+    saved = _saved_busy_ns(baseline.trace, plain_ns)
     for one in changes:
         if one.what not in (GRAPHED, WITHOUT):
             continue
@@ -231,15 +231,15 @@ def _amdahl_ns(changes: Sequence[Change], baseline: Baseline, plain_ns: np.ndarr
     return max(baseline.step_ns - int(saved.max()) // baseline.num_steps, 0)
 
 
-def _saved_busy_ns(kernels: pd.DataFrame, plain_ns: np.ndarray) -> pd.Series[int]:
+def _saved_busy_ns(trace: Trace, plain_ns: np.ndarray) -> pd.Series[int]:
     """Return by rank and device how much shorter the union of the activities gets.
 
     Every activity begins where it did. One that gets longer adds its share of the instants that
     belong to it.
     """
+    kernels, owned = trace.kernels, allotted_time(trace)
     duration = kernels["duration_ns"].to_numpy(np.int64)
     start, shorter = kernels["start_ns"].to_numpy(np.int64), np.minimum(plain_ns, duration)
-    owned = allot_busy_time(kernels)
     share = np.where(owned == duration, 1.0, owned / np.maximum(duration, 1))
     grown = np.rint((plain_ns - shorter) * share).astype(np.int64)
     keys, saved = [], []
