@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from kprof.analyze.verdict import judge
 from kprof.analyze.verdict.judge import fewest_for_verdict
 from kprof.collect.trials import Variant
 from kprof.comparison import Claim, Interval, Metric, Plan
+from kprof.kernels.correctness.levels import Level
 from tests.ab.ab_runs import Workload, script_in, stand_in, trial_of, window_of
 from tests.commands.test_cli import kprof
 from tests.quantities import quantities_in
@@ -42,6 +44,24 @@ def test_each_pair_is_told_once_when_it_is_whole_with_its_own_change(script, mon
     changes = [f"{100 * (pair['b'][0] / pair['a'][0] - 1):+.1f} %" for pair in pairs]
     lines = [quantities_in(line) for line in printed.err.splitlines() if " of at most 6: B" in line]
     assert [line[:3] for line in lines] == [[str(n + 1), "6", c] for n, c in enumerate(changes)]
+    # The windows that stand in began in 1970.
+    left_h = [float(line[3].removesuffix(" h")) for line in lines[:-1]]
+    assert left_h == pytest.approx(
+        [time.time() / 3600 * (6 / n - 1) for n in range(1, 6)], rel=0.01
+    )
+
+
+def test_training_that_fails_is_a_failure_whatever_the_speed(script, monkeypatch, capsys):
+    stand_in(monkeypatch, b=0.9)
+    states, codes = ("passed", "failed", "undecided", "not run"), []
+    for state in states:
+        judged = Level("L6", state, "")
+        monkeypatch.setattr("kprof.ab.training.trained_alike", lambda *of, judged=judged: judged)
+        words = ("--swap", "rmsnorm", "--pairs", "40", "--losses", "32", "--force", "--json")
+        codes.append(kprof("ab", *words, script))
+        (report,) = json.loads(capsys.readouterr().out)["gates"]
+        assert (report["subject"], report["asked"]) == ("rmsnorm", ["L6"])
+    assert codes == [0, 1, 0, 0]
 
 
 def test_on_a_clock_too_coarse_for_its_windows_nothing_is_proven(script, monkeypatch, capsys):

@@ -19,6 +19,7 @@ from kprof.analyze.whatif.changes import (
     Change,
     Target,
     durations_after,
+    rows_of,
 )
 from kprof.analyze.whatif.predict import find_predictions, predict
 from kprof.opened import read
@@ -362,3 +363,12 @@ def test_a_window_without_steps_loses_no_more_than_what_is_removed():
     found = predict([Change(REMOVED, Target("kernel", "first"))], baseline)
     assert baseline.step_ns == 6_000
     assert 4_000 <= found.predicted_step_ns <= 5_100
+
+
+def test_a_module_has_what_runs_inside_it_and_nothing_of_its_siblings():
+    modules = ["layers.0", "layers.0.attn", "layers.01", "layers.1", "layers.0x.y", "head"]
+    trace = analyzed_trace_of(*({"name": "k", "module": one} for one in modules), {"name": "k"})
+    for name, inside in {"layers.0": 2, "layers.*": 5, "layers.0.attn": 1, "layers": 5}.items():
+        assert rows_of(Target("module", name), trace).sum() == inside
+    assert rows_of(Target("kernel", "k"), trace).all()
+    assert not rows_of(Target("kernel", "layers"), trace).any()

@@ -56,3 +56,11 @@ def test_a_single_expert_is_read_once():
     arguments = tensor("bf16", 1, 8), first, second, weights, choices, "silu"
     work = work_of("vllm::outplace_fused_experts", *arguments)
     assert work == Work(FLOPS_EACH, 2 * 16 + MATRIX_BYTES + 2 * 4, "bf16")
+
+
+def test_two_quantized_numbers_in_an_element_count_as_two():
+    tokens, choices = tensor("bf16", 1, 8), tensor("int32", 1, 4)
+    packed = tensor("uint8", 16, 24, 4), tensor("uint8", 16, 8, 6)
+    name = "vllm::outplace_fused_experts"
+    work = work_of(name, tokens, *packed, choices, choices)
+    assert work == Work(4 * FLOPS_EACH, 2 * 16 + 4 * (24 * 4 + 8 * 6) + 2 * 16, "uint8")

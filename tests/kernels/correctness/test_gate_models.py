@@ -336,6 +336,16 @@ def test_where_nothing_is_lost_or_won_the_interval_is_that_of_one_share():
     assert high == pytest.approx(1 + 3.8415 / 100, abs=1e-6)
 
 
+@pytest.mark.parametrize(("lost", "won"), [(3, 8), (8, 3), (0, 6), (6, 0), (40, 41)])
+def test_the_interval_of_what_is_kept_holds_what_was_seen(lost, won):
+    low, high = kept_within(lost, won, 100)
+    seen = (100 - lost + won) / 100
+    assert low < seen < high
+    # As likely at one end as at the other.
+    ends = [deviations(lost, won, 100, kept) for kept in (low, high)]
+    assert ends == pytest.approx([1.96, -1.96], abs=0.01)
+
+
 def test_counts_that_keep_just_a_share_are_no_deviation_from_it():
     # 90 + 5 of 100 right answers: were 95 % kept, none would be right beyond.
     assert deviations(10, 5, 100, 0.95) == pytest.approx(0)
