@@ -6,6 +6,7 @@ Collectives recorded without a number get one by their order, where all ranks ag
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -38,15 +39,13 @@ def merge(traces: list[Trace], source: str) -> Trace:
     _refuse_mixed_activity(traces)
     _refuse_mixed_timelines(traces)
     ranks = [_ranks(trace) for trace in traces]
-    caveats = [c for trace in traces for c in trace.meta.caveats]
     are_ranks = len({r for each in ranks for r in each}) == sum(len(each) for each in ranks)
     if are_ranks:
         # So that the order of the files decides nothing.
         traces = [
             trace for _, trace in sorted(zip(ranks, traces, strict=True), key=lambda one: one[0])
         ]
-        caveats = [c for trace in traces for c in trace.meta.caveats]
-        caveats += _missing(sum(map(len, ranks)), traces)
+        more = _missing(sum(map(len, ranks)), traces)
     else:
         firsts = itertools.accumulate(map(len, ranks[:-1]), initial=0)
         traces = [_renumbered(trace, first) for trace, first in zip(traces, firsts, strict=True)]
@@ -54,7 +53,8 @@ def merge(traces: list[Trace], source: str) -> Trace:
             "Several files are of the same rank, or do not name theirs: each counts as a rank of "
             "its own, in the order of the files."
         )
-        caveats.append(Caveat("ranks_by_order", alike))
+        more = [Caveat("ranks_by_order", alike)]
+    caveats = [*(c for trace in traces for c in trace.meta.caveats), *more]
     gpus = _gpus(traces)
     if len(models := dict.fromkeys(gpu.name for gpu in gpus)) > 1:
         mixed = (
@@ -64,10 +64,9 @@ def merge(traces: list[Trace], source: str) -> Trace:
         caveats.append(Caveat("several_gpu_models", mixed))
     traces, base_time_ns, clocks = _on_one_clock(traces, caveats, are_ranks=are_ranks)
     summary, grade = clocks
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     for trace in traces:
-        for name, count in trace.meta.counts.items():
-            counts[name] = counts.get(name, 0) + count
+        counts.update(trace.meta.counts)
     meta = replace(
         traces[0].meta,
         source=source,
@@ -77,7 +76,7 @@ def merge(traces: list[Trace], source: str) -> Trace:
         clocks_grade=grade,
         hosts=tuple(host for trace in traces for host in trace.meta.hosts),
         num_ranks=len({r for trace in traces for r in _ranks(trace)}),
-        counts=counts,
+        counts=dict(counts),
         compiled=tuple(dict.fromkeys(code for trace in traces for code in trace.meta.compiled)),
         graph_notes=tuple(note for trace in traces for note in trace.meta.graph_notes),
         memory=tuple(peak for trace in traces for peak in trace.meta.memory),

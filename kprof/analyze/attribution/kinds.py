@@ -144,7 +144,7 @@ elementwise posencoding positionencoding positionalencoding posenc resampl* down
 set         triuindices trilindices
 indexing    gather* scatter* index* indice* argwhere onehot nonzero maskedselect flip fliplr flipud
             roll take bucketize searchsorted lowerbound upperbound getrows selectrows maskedscatter
-reduction   scan* *scan addup reduce* reduction* *reduce sum summation *mean avg average cummax
+reduction   scan* *scan reduce* reduction* *reduce sum summation *mean avg average cummax
             cummin sumsq sqsum bincount amax amin absmax argmax argmin max min minmax var variance
             std prod count histogram* hist trace aggregate* countnonzero allfinite nonfinite
             notfinite isfinite infandnan isnan hasnan hasinf accumulat* compact lpmax segment*

@@ -23,12 +23,6 @@ def test_no_certain_finding_builds_on_time_that_beats_its_ceiling(rule):
     assert [one.rule for one in beaten if one.confidence == "high"] == []
 
 
-def test_float32_that_beats_its_peak_is_no_float32():
-    trace = trace_of_work(product(500 * US, dtype="fp32"), rest(100 * US))
-    assert "fp32_products" in {one.rule for one in diagnose(trace).findings}
-    assert "fp32_products" not in {one.rule for one in diagnose(beyond(trace, 1.8)).findings}
-
-
 @pytest.mark.parametrize(("times", "verdicts"), [(1.04, []), (1.8, ["bad"])])
 def test_time_that_beats_its_ceiling_is_a_check_of_its_own(times, verdicts):
     trace = beyond(trace_of_work(product(500 * US, dtype="fp32")), times)

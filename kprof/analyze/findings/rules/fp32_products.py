@@ -16,7 +16,6 @@ from kprof.analyze.findings.queries import (
     whole_of,
     why_no_device,
 )
-from kprof.analyze.roofline.bound import beats_ceiling
 from kprof.errors import counted
 from kprof.findings import Finding, Fix
 from kprof.trace import Trace
@@ -34,10 +33,7 @@ def check(trace: Trace) -> list[Finding]:
     if device is None or "tf32" not in device.flops_per_s:
         return []
     rows = np.flatnonzero(
-        is_one_of(kernels["kind"], "gemm", "convolution")
-        & is_one_of(kernels["dtype"], "fp32")
-        # No unit multiplies float32 faster than its ceiling: it was TF32, or less work.
-        & ~beats_ceiling(kernels)
+        is_one_of(kernels["kind"], "gemm", "convolution") & is_one_of(kernels["dtype"], "fp32")
     )
     share = share_of_device(trace, rows)
     if not len(rows) or share < LEAST_SHARE:
