@@ -56,12 +56,7 @@ def merge(traces: list[Trace], source: str) -> Trace:
         more = [Caveat("ranks_by_order", alike)]
     caveats = [*(c for trace in traces for c in trace.meta.caveats), *more]
     gpus = _gpus(traces)
-    if len(models := dict.fromkeys(gpu.name for gpu in gpus)) > 1:
-        mixed = (
-            f"The ranks used several models of GPU: {', '.join(models)}. Ceilings, and what is "
-            "compared with them, are the first one's."
-        )
-        caveats.append(Caveat("several_gpu_models", mixed))
+    caveats += _mixed(gpus)
     traces, base_time_ns, clocks = _on_one_clock(traces, caveats, are_ranks=are_ranks)
     summary, grade = clocks
     counts = Counter[str]()
@@ -204,6 +199,18 @@ def _refuse_mixed_timelines(traces: list[Trace]) -> None:
 def _ranks(trace: Trace) -> list[int]:
     rows = np.concatenate([trace.kernels["rank"].to_numpy(), trace.ranges["rank"].to_numpy()])
     return [int(rank) for rank in np.unique(rows)]
+
+
+def _mixed(gpus: tuple[Gpu, ...]) -> list[Caveat]:
+    """Say where the ranks used several models of GPU."""
+    models = dict.fromkeys(gpu.name for gpu in gpus)
+    if len(models) < 2:
+        return []
+    mixed = (
+        f"The ranks used several models of GPU: {', '.join(models)}. Ceilings, and what is "
+        "compared with them, are the first one's."
+    )
+    return [Caveat("several_gpu_models", mixed)]
 
 
 def _missing(number: int, traces: list[Trace]) -> list[Caveat]:

@@ -5,7 +5,7 @@ import pytest
 from kprof.analyze.capture_quality.audit import audit
 from kprof.analyze.findings.diagnose import MOST_BEATEN, beaten_share, diagnose
 from tests.analyze.findings.rule_cases import CASES
-from tests.analyze.findings.rule_traces import US, product, rest, trace_of_work
+from tests.analyze.findings.rule_traces import US, product, trace_of_work
 
 
 def beyond(trace, times):
