@@ -139,7 +139,7 @@ def test_a_run_records_with_the_kernels_that_pay_and_finds_the_choice_again(tmp_
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr("kprof.ab.choose._judge", lambda place, end_s, one: Checked(GATE_PASSED))
     (tmp_path / "train.py").write_text(UNFUSED)
-    for name, more in {"first": ("--budget", "20"), "again": ()}.items():
+    for name, more in {"first": ("--budget", "120"), "again": ()}.items():
         words = ["--swap", "auto", *more, "--out", f"{name}.kprof", "train.py"]
         assert kprof("run", *words) == 0
         # The processes in which kernels were tried.
