@@ -7,7 +7,7 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache, cached_property
@@ -129,8 +129,13 @@ class Run:
         return render_frame(meta.source, sections, meta.command_line)
 
 
-def open(*paths: str | os.PathLike[str]) -> Run:
+def open(*paths: str | os.PathLike[str], ranks: Collection[int] | None = None) -> Run:
     """Open a trace, several traces of one job, or a run; nothing is written.
+
+    Args:
+        paths: Traces, folders of traces, or one saved run.
+        ranks: Ranks to read in detail; the others count in the sums by rank, and in who waits for
+            whom. None: all, or of more than fit into memory those that tell most.
 
     Raises:
         KprofError: a path cannot be read, or holds nothing to analyze.
@@ -140,7 +145,7 @@ def open(*paths: str | os.PathLike[str]) -> Run:
     if not paths:
         raise KprofError("no trace to open", fix='name one: kprof.open("trace.json.gz")')
     named = [Path(path) for path in paths]
-    return Run(named[0], open_unwritten(named))
+    return Run(named[0], open_unwritten(named, ranks))
 
 
 def profile(

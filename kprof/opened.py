@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ import msgspec
 
 from kprof.analyze.attribution.ledger import Ledger, balance
 from kprof.collect.ceilings import find_gpu_ceilings, keep_ceilings, measure_host
+from kprof.collect.many_ranks import fit, read_many
 from kprof.collect.merge import merge
 from kprof.collect.ranks import read_ranks
 from kprof.collect.sources import require_file_or_folder, sources_of
@@ -22,7 +23,7 @@ from kprof.report.result import result_of
 from kprof.report.section import Section, sections_of
 from kprof.report.swap import section_of_choice, sections_of_swap
 from kprof.storage import META_FILE, is_saved, load, save, whole_or_not_at_all
-from kprof.trace import Trace
+from kprof.trace import Caveat, Trace
 
 Progress = Callable[[str], None]
 
@@ -70,11 +71,17 @@ class Opened:
 
 
 def open_run(
-    paths: list[Path], out: Path | None, *, force: bool, progress: Progress = lambda stage: None
+    paths: list[Path],
+    out: Path | None,
+    *,
+    force: bool,
+    ranks: Collection[int] | None = None,
+    progress: Progress = lambda stage: None,
 ) -> Opened:
     """Open traces, folders of rank traces or one saved run; write the run folder and its report.
 
     A saved run is read back, not analyzed again, unless `force`; in place it keeps its files.
+    `ranks` are those that are read in detail, of the files of many ranks.
     """
     for path in paths:
         require_file_or_folder(path)
@@ -82,9 +89,11 @@ def open_run(
     _refuse_overwriting(folder, paths, force=force)
     progress("reading")
     if len(paths) == 1 and is_saved(paths[0]) and not force:
+        if ranks is not None:
+            raise _saved_already(paths[0])
         is_in_place = folder.resolve() == paths[0].resolve()
         return _finish(load(paths[0]), folder, save_tables=not is_in_place, progress=progress)
-    trace = read(paths)
+    trace = read(paths, ranks)
     progress("analyzing")
     return _finish(_analyzed(trace), folder, progress=progress)
 
@@ -111,13 +120,25 @@ def open_trace(path: Path, progress: Progress = lambda stage: None) -> Trace:
     return open_unwritten([path]).trace
 
 
-def open_unwritten(paths: list[Path]) -> Opened:
-    """Open traces, folders of rank traces or one saved run; nothing is written."""
+def open_unwritten(paths: list[Path], ranks: Collection[int] | None = None) -> Opened:
+    """Open traces, folders of rank traces or one saved run; nothing is written.
+
+    `ranks` are those that are read in detail, of the files of many ranks.
+    """
     for path in paths:
         require_file_or_folder(path)
     is_run = len(paths) == 1 and is_saved(paths[0])
-    trace = load(paths[0]) if is_run else _analyzed(read(paths))
+    if is_run and ranks is not None:
+        raise _saved_already(paths[0])
+    trace = load(paths[0]) if is_run else _analyzed(read(paths, ranks))
     return Opened(trace, balance(trace), paths[0])
+
+
+def _saved_already(run: Path) -> KprofError:
+    return KprofError(
+        f"{run} is a saved run, whose ranks are chosen already",
+        fix="open the recording with --ranks, or this run with --force if it holds its recording",
+    )
 
 
 # Removed from a file's name, in this order, for the name of its run.
@@ -168,11 +189,20 @@ def _refuse_overwriting(folder: Path, paths: list[Path], *, force: bool) -> None
         raise KprofError(f"{folder} holds a run already", fix=f"{another}, or pass --force")
 
 
-def read(paths: list[Path]) -> Trace:
-    """Read every file with the reader that knows it, and merge them into one trace."""
-    traces, left_out = read_ranks(sources_of(paths))
-    source = _name_of(paths[0]) if len(paths) == 1 else f"{len(traces)} files"
-    trace = merge(traces, source)
+def read(paths: list[Path], ranks: Collection[int] | None = None) -> Trace:
+    """Read every file with the reader that knows it, and merge them into one trace.
+
+    Of many ranks, or where `ranks` are named, those or some are read in detail.
+    """
+    sources = sources_of(paths)
+    left_out: list[Caveat] = []
+    if ranks is not None or not fit(sources):
+        source = _name_of(paths[0]) if len(paths) == 1 else f"{len(sources)} files"
+        trace = read_many(sources, source, ranks)
+    else:
+        traces, left_out = read_ranks(sources)
+        source = _name_of(paths[0]) if len(paths) == 1 else f"{len(traces)} files"
+        trace = merge(traces, source)
     _require_activity(trace, source)
     meta = replace(
         trace.meta,

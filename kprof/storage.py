@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 FORMAT = 3
 META_FILE = "meta.json"
 FINDINGS_FILE = "findings.json"
+# The folder of a trace that has the collectives and steps of all ranks, not all columns.
+ALL_RANKS = "all_ranks"
 # Earlier keys of that file, which a run saved before still has.
 _RENAMED = {"remedy": "fix", "way_out": "fix", "unasked": "not_applicable"}
 # Columns that hold rows of a table.
@@ -144,6 +146,9 @@ def save(trace: Trace, folder: Path) -> None:
         content = msgspec.json.encode(trace.diagnosis)
         (folder / FINDINGS_FILE).write_bytes(msgspec.json.format(content))
     save_meta(trace.meta, folder / META_FILE)
+    if trace.all_ranks is not None:
+        (folder / ALL_RANKS).mkdir(exist_ok=True)
+        save(trace.all_ranks, folder / ALL_RANKS)
 
 
 def save_meta(meta: Meta, path: Path) -> None:
@@ -159,21 +164,28 @@ def load(folder: str | os.PathLike[str]) -> Trace:
         TraceError: a file is missing or damaged, a table lacks a column, or the files do not belong
             together.
     """
-    from kprof.trace import SCHEMA, Meta, Trace
-
     folder = Path(folder)
     try:
-        saved = msgspec.json.decode((folder / META_FILE).read_bytes(), type=_Saved)
-        meta = msgspec.convert(_with_ids(msgspec.json.decode(saved.meta)), type=Meta)
-        tables = {name: _as_declared(folder, name) for name in SCHEMA}
-        diagnosis = _diagnosis_in(folder)
-        _require_references(tables, diagnosis)
+        trace = _trace_in(folder)
+        _require_references(trace)
+        if (folder / ALL_RANKS).exists():
+            trace = replace(trace, all_ranks=_trace_in(folder / ALL_RANKS, is_whole=False))
     except (OSError, ValueError, TypeError, msgspec.DecodeError) as error:
         raise TraceError(
             f"{folder.name} is not a complete saved run: {error}",
             fix="open the trace it was made from again, with --force",
         ) from error
-    return Trace(**tables, meta=meta, diagnosis=diagnosis)
+    return trace
+
+
+def _trace_in(folder: Path, *, is_whole: bool = True) -> Trace:
+    """Read the tables of a folder, which have every column if they are whole."""
+    from kprof.trace import SCHEMA, Meta, Trace
+
+    saved = msgspec.json.decode((folder / META_FILE).read_bytes(), type=_Saved)
+    meta = msgspec.convert(_with_ids(msgspec.json.decode(saved.meta)), type=Meta)
+    tables = {name: _as_declared(folder, name, is_whole=is_whole) for name in SCHEMA}
+    return Trace(**tables, meta=meta, diagnosis=_diagnosis_in(folder))  # type: ignore[arg-type]
 
 
 def _with_ids(meta: object) -> object:
@@ -184,7 +196,7 @@ def _with_ids(meta: object) -> object:
     return meta
 
 
-def _as_declared(folder: Path, name: Table) -> pd.DataFrame:
+def _as_declared(folder: Path, name: Table, *, is_whole: bool) -> pd.DataFrame:
     """Read one table; a column in which everything is missing forgets its dtype in Parquet."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -199,9 +211,11 @@ def _as_declared(folder: Path, name: Table) -> pd.DataFrame:
             raise ValueError(f"{name}.parquet is damaged: {error}") from error
     # A million ranges are not copied once more only to lie side by side.
     frame: pd.DataFrame = table.to_pandas(split_blocks=True, self_destruct=True)
-    if lacking := [c.name for c in SCHEMA[name] if c.name not in frame]:
+    lacking = [c.name for c in SCHEMA[name] if c.name not in frame]
+    if lacking and is_whole:
         raise ValueError(f"{name}.parquet has no column {lacking[0]}")
-    lost = {c.name: c.dtype for c in SCHEMA[name] if str(frame[c.name].dtype) != c.dtype}
+    there = [c for c in SCHEMA[name] if c.name not in lacking]
+    lost = {c.name: c.dtype for c in there if str(frame[c.name].dtype) != c.dtype}
     return frame.astype(lost) if lost else frame
 
 
@@ -220,16 +234,17 @@ def _renamed(content: object) -> object:
     return [_renamed(one) for one in content] if isinstance(content, list) else content
 
 
-def _require_references(tables: dict[Table, pd.DataFrame], diagnosis: Diagnosis | None) -> None:
+def _require_references(trace: Trace) -> None:
     """Refuse tables of which one refers to rows that another does not have."""
     for (table, column), other in ROWS_OF.items():
-        rows = tables[table][column].dropna().to_numpy("int64")
-        if len(rows) and (rows.min() < 0 or rows.max() >= len(tables[other])):
+        rows = getattr(trace, table)[column].dropna().to_numpy("int64")
+        number = len(getattr(trace, other))
+        if len(rows) and (rows.min() < 0 or rows.max() >= number):
             raise ValueError(
                 f"{table}.parquet and {other}.parquet do not belong together: {column} names row "
-                f"{max(rows.max(), -rows.min()):,} of {len(tables[other]):,}"
+                f"{max(rows.max(), -rows.min()):,} of {number:,}"
             )
-    ranges = tables["ranges"]
+    ranges, diagnosis = trace.ranges, trace.diagnosis
     parent = ranges["parent"].dropna()
     start_ns, child = ranges["start_ns"].to_numpy(), parent.index.to_numpy()
     parents = parent.to_numpy("int64")
@@ -244,7 +259,7 @@ def _require_references(tables: dict[Table, pd.DataFrame], diagnosis: Diagnosis 
             "ranges": finding.range_rows,
         }
         for name, proofs in named.items():
-            if proofs and (min(proofs) < 0 or max(proofs) >= len(tables[name])):
+            if proofs and (min(proofs) < 0 or max(proofs) >= len(getattr(trace, name))):
                 raise ValueError(f"{FINDINGS_FILE} and {name}.parquet do not belong together")
 
 

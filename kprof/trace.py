@@ -287,6 +287,27 @@ class MemoryPeak:
 
 
 @dataclass(frozen=True)
+class RankTotals:
+    """What the time of one rank adds up to, in ns; of several GPUs together."""
+
+    rank: int
+    host: str | None
+    num_activities: int
+    num_steps: int
+    steps_ns: int
+    """Durations of the marked steps, added up."""
+    window_ns: int
+    """From the first activity to the end of the last, once for each GPU."""
+    busy_ns: int
+    exposed_communication_ns: int
+    """Time in which collectives ran and nothing else; a part of the busy time."""
+    idle_ns: int
+    """The rest of the window."""
+    idle_by_cause_ns: dict[str, int] = field(default_factory=dict)
+    """Its parts by cause; `unknown` where the recording does not tell."""
+
+
+@dataclass(frozen=True)
 class Caveat:
     """One thing that is missing, dropped or uncertain in a recording."""
 
@@ -344,6 +365,8 @@ class Meta:
     """Peaks of the devices' memory, where the allocator's history was recorded."""
     what_if: tuple[Prediction, ...] = ()
     """The predictions of the analysis, and those asked for since."""
+    totals: tuple[RankTotals, ...] = ()
+    """The sums of each rank, where the tables do not hold all of them in detail."""
     caveats: tuple[Caveat, ...] = ()
     """What is missing, dropped or uncertain."""
 
@@ -378,6 +401,8 @@ class Trace:
     """The devices' idle time in pieces; empty before the pass that finds it."""
     diagnosis: Diagnosis | None = None
     """The findings of the rules; None before the rules were applied."""
+    all_ranks: Trace | None = None
+    """Collectives and steps of all ranks, where the tables hold some of the ranks in detail."""
 
     @cached_property
     def gpus(self) -> tuple[Gpu, ...]:

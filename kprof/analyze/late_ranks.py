@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from kprof.analyze.attribution.steps import outside_steps
 from kprof.analyze.groupings import measure_elapsed
 from kprof.analyze.idle.causes import collective_waits
-from kprof.trace import Trace
+from kprof.trace import Trace, once_per_trace
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -83,8 +83,10 @@ class Lateness:
     """Whether units are steps."""
 
 
+@once_per_trace
 def find_lateness(trace: Trace) -> Lateness | None:
     """Return who waits for whom; None where no collective was recorded on several ranks."""
+    trace = trace.all_ranks or trace
     waits = collective_waits(trace)
     if waits is None:
         return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from kprof.analyze.attribution.attribute import add_attribution, add_host_activity
 from kprof.analyze.attribution.kinds import add_kind
 from kprof.analyze.findings.diagnose import add_diagnosis
@@ -20,9 +22,19 @@ PASSES = (
 )
 
 
+def attributed(trace: Trace) -> Trace:
+    """Run the passes that tell where time goes, without the roofline."""
+    return _passed(trace, [add for add in PASSES if add is not add_roofline])
+
+
 def analyze(trace: Trace) -> Trace:
     """Run every pass; the result has the same rows and all declared columns."""
-    for add in PASSES:
-        trace = add(trace)
+    trace = _passed(trace, PASSES)
     baseline = find_baseline(trace) if len(trace.kernels) and trace.has_timeline else None
     return add_diagnosis(add_predictions(trace, baseline), baseline)
+
+
+def _passed(trace: Trace, passes: Sequence[Callable[[Trace], Trace]]) -> Trace:
+    for add in passes:
+        trace = add(trace)
+    return trace

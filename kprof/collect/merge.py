@@ -18,6 +18,7 @@ from pandas.api.types import union_categoricals
 from kprof.collect.clocks import END_SKEW_NS, END_SKEW_PART, FAR_APART, TOLERANCE_NS, align, ways
 from kprof.collect.collectives import SYMMETRIC, Run, by_order
 from kprof.errors import TraceError
+from kprof.storage import ROWS_OF
 from kprof.trace import SCHEMA, Caveat, Gpu, Table, Trace
 
 # One in so many matched collectives may not overlap: lost and damaged records.
@@ -38,8 +39,8 @@ def merge(traces: list[Trace], source: str) -> Trace:
         return numbered(traces[0])
     _refuse_mixed_activity(traces)
     _refuse_mixed_timelines(traces)
-    ranks = [_ranks(trace) for trace in traces]
-    are_ranks = len({r for each in ranks for r in each}) == sum(len(each) for each in ranks)
+    ranks = [ranks_of(trace) for trace in traces]
+    are_ranks = tell_their_ranks(traces)
     if are_ranks:
         # So that the order of the files decides nothing.
         traces = [
@@ -47,8 +48,7 @@ def merge(traces: list[Trace], source: str) -> Trace:
         ]
         more = _missing(sum(map(len, ranks)), traces)
     else:
-        firsts = itertools.accumulate(map(len, ranks[:-1]), initial=0)
-        traces = [_renumbered(trace, first) for trace, first in zip(traces, firsts, strict=True)]
+        traces = by_order_of_files(traces)
         alike = (
             "Several files are of the same rank, or do not name theirs: each counts as a rank of "
             "its own, in the order of the files."
@@ -70,11 +70,12 @@ def merge(traces: list[Trace], source: str) -> Trace:
         clocks=summary,
         clocks_grade=grade,
         hosts=tuple(host for trace in traces for host in trace.meta.hosts),
-        num_ranks=len({r for trace in traces for r in _ranks(trace)}),
+        num_ranks=len({r for trace in traces for r in ranks_of(trace)}),
         counts=dict(counts),
         compiled=tuple(dict.fromkeys(code for trace in traces for code in trace.meta.compiled)),
         graph_notes=tuple(note for trace in traces for note in trace.meta.graph_notes),
         memory=tuple(peak for trace in traces for peak in trace.meta.memory),
+        totals=tuple(one for trace in traces for one in trace.meta.totals),
         caveats=tuple(dict.fromkeys(caveats)),
     )
     return numbered(
@@ -196,7 +197,14 @@ def _refuse_mixed_timelines(traces: list[Trace]) -> None:
         )
 
 
-def _ranks(trace: Trace) -> list[int]:
+def tell_their_ranks(traces: list[Trace]) -> bool:
+    """Tell whether each rank is in one of these traces alone."""
+    ranks = [rank for trace in traces for rank in ranks_of(trace)]
+    return len(set(ranks)) == len(ranks)
+
+
+def ranks_of(trace: Trace) -> list[int]:
+    """Return the ranks of a trace, in their order."""
     rows = np.concatenate([trace.kernels["rank"].to_numpy(), trace.ranges["rank"].to_numpy()])
     return [int(rank) for rank in np.unique(rows)]
 
@@ -223,9 +231,16 @@ def _missing(number: int, traces: list[Trace]) -> list[Caveat]:
     return [Caveat("ranks_missing", told)]
 
 
-def _renumbered(trace: Trace, first: int) -> Trace:
+def by_order_of_files(traces: list[Trace]) -> list[Trace]:
+    """Return traces whose ranks are numbered anew, in their order, from 0 on."""
+    numbers = [len(ranks_of(trace)) for trace in traces[:-1]]
+    firsts = itertools.accumulate(numbers, initial=0)
+    return [renumbered(trace, first) for trace, first in zip(traces, firsts, strict=True)]
+
+
+def renumbered(trace: Trace, first: int) -> Trace:
     """Number the ranks of one file anew, in their order, from `first` on."""
-    ranks = np.array(_ranks(trace))
+    ranks = np.array(ranks_of(trace))
 
     def anew(table: pd.DataFrame) -> np.ndarray:
         return (first + np.searchsorted(ranks, table["rank"])).astype(np.int32)
@@ -238,10 +253,11 @@ def _renumbered(trace: Trace, first: int) -> Trace:
     hosts = tuple((number[rank], host) for rank, host in meta.hosts)
     notes = tuple(replace(note, rank=number[note.rank]) for note in meta.graph_notes)
     memory = tuple(replace(peak, rank=number.get(peak.rank, peak.rank)) for peak in meta.memory)
+    totals = tuple(replace(one, rank=number[one.rank]) for one in meta.totals)
     return replace(
         trace.with_kernels(rank=anew(trace.kernels)).with_ranges(rank=anew(trace.ranges)),
         samples=samples.assign(rank=samples["rank"].where(samples["rank"] < 0, anew(samples))),
-        meta=replace(meta, gpus=gpus, hosts=hosts, graph_notes=notes, memory=memory),
+        meta=replace(meta, gpus=gpus, hosts=hosts, graph_notes=notes, memory=memory, totals=totals),
     )
 
 
@@ -309,11 +325,11 @@ def shifted(trace: Trace, by_ns: int) -> Trace:
 
 
 def concatenated(traces: list[Trace], table: Table) -> pd.DataFrame:
-    """Return the rows of one table of all traces, with the columns that readers fill."""
+    """Return the rows of one table of all traces, without columns that name rows of a table."""
     parts = [getattr(trace, table) for trace in traces]
     columns: dict[str, object] = {}
     for column in SCHEMA[table]:
-        if column.added_by != "reader":
+        if (table, column.name) in ROWS_OF or not all(column.name in part for part in parts):
             continue
         series = [part[column.name] for part in parts]
         if column.dtype == "category":

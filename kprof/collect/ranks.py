@@ -11,6 +11,7 @@ import os
 import pickle
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO
 
@@ -40,6 +41,7 @@ class Unread:
 
 
 Outcome = Trace | Unread
+Reading = Callable[[Source], Outcome]
 
 
 def read_ranks(sources: list[Source]) -> tuple[list[Trace], list[Caveat]]:
@@ -48,14 +50,24 @@ def read_ranks(sources: list[Source]) -> tuple[list[Trace], list[Caveat]]:
     Raises:
         TraceError: no file can be read.
     """
-    number = num_processes_for(sources)
-    outcomes = read_in_processes(sources, number) if number > 1 else list(map(read_rank, sources))
-    outcomes = _without_those_cut_short(outcomes)
+    outcomes = outcomes_of(sources, read_rank)
     traces = [outcome for outcome in outcomes if isinstance(outcome, Trace)]
-    unread = [outcome for outcome in outcomes if isinstance(outcome, Unread)]
-    if not traces:
-        raise TraceError(unread[0].problem, fix=unread[0].fix)
-    return traces, _left_out(sorted(one.problem for one in unread), len(sources))
+    return traces, left_out(outcomes)
+
+
+def outcomes_of(sources: list[Source], read: Reading) -> list[Outcome]:
+    """Return what became of every file.
+
+    Raises:
+        TraceError: no file can be read.
+    """
+    number = num_processes_for(sources)
+    in_turn = read_in_processes(sources, number, read) if number > 1 else map(read, sources)
+    outcomes = _without_those_cut_short(list(in_turn))
+    first = outcomes[0]
+    if isinstance(first, Unread) and all(isinstance(one, Unread) for one in outcomes):
+        raise TraceError(first.problem, fix=first.fix)
+    return outcomes
 
 
 def read_rank(source: Source) -> Outcome:
@@ -74,7 +86,9 @@ def num_processes_for(sources: list[Source]) -> int:
     return min(len(os.sched_getaffinity(0)), len(sources))
 
 
-def read_in_processes(sources: list[Source], number: int) -> list[Outcome]:
+def read_in_processes(
+    sources: list[Source], number: int, read: Reading = read_rank
+) -> list[Outcome]:
     """Read the files by `number` processes; each takes the next file as soon as it is free.
 
     A file whose process was killed is read by another one. This process reads what others failed
@@ -86,7 +100,7 @@ def read_in_processes(sources: list[Source], number: int) -> list[Outcome]:
         killed: set[int] = set()
         with (
             claims_of(left) as claims,
-            children_of(__name__, (claims,), sources, min(number, len(left))) as children,
+            children_of(__name__, (claims,), (read, sources), min(number, len(left))) as children,
         ):
             for child in children:
                 is_killed = child.ended() < 0
@@ -96,7 +110,7 @@ def read_in_processes(sources: list[Source], number: int) -> list[Outcome]:
         attempts.update(killed)
         outcomes |= {p: _deadly(sources[p]) for p in killed if attempts[p] >= ATTEMPTS}
         if not killed:
-            outcomes |= {p: read_rank(sources[p]) for p in left if p not in outcomes}
+            outcomes |= {p: read(sources[p]) for p in left if p not in outcomes}
     return [outcomes[place] for place in range(len(sources))]
 
 
@@ -136,20 +150,22 @@ def _cut_short(trace: Trace) -> Outcome:
     return Unread(problem, "copy it again in full, or record it again")
 
 
-def _left_out(unread: list[str], number: int) -> list[Caveat]:
+def left_out(outcomes: list[Outcome]) -> list[Caveat]:
+    """Say which files could not be read; nothing where all could."""
+    unread = sorted(one.problem for one in outcomes if isinstance(one, Unread))
     if not unread:
         return []
     named = "; ".join(unread[:NAMED])
     more = f"; and {len(unread) - NAMED:,} more" if len(unread) > NAMED else ""
-    files = counted(number, "file")
+    files = counted(len(outcomes), "file")
     return [Caveat("files_left_out", f"Left out, {len(unread):,} of {files}: {named}{more}.")]
 
 
 def serve() -> None:
     """Read files in a child process: the pipe's number as its argument, the files on stdin."""
-    sources, out = pickle.load(sys.stdin.buffer), sys.stdout.buffer
+    (read, sources), out = pickle.load(sys.stdin.buffer), sys.stdout.buffer
     for place in claimed(int(sys.argv[1])):
         pickle.dump(place, out)
         out.flush()
-        pickle.dump(read_rank(sources[place]), out, protocol=5)
+        pickle.dump(read(sources[place]), out, protocol=5)
         out.flush()

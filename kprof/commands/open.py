@@ -26,6 +26,10 @@ def open(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing run.")] = False,
+    ranks: Annotated[
+        str | None,
+        typer.Option(metavar="RANKS", help="Ranks to show in detail, of many, as 0,8-15."),
+    ] = None,
     perfetto: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write the timeline for Perfetto too, or as .json.gz."),
@@ -34,7 +38,8 @@ def open(
 ) -> Answer:
     """Analyze a trace or a saved run and write its report.
 
-    With --force a saved run is read again from its recording.
+    With --force a saved run is read again from its recording. Of more ranks than fit into memory
+    some are shown in detail; who waits for whom, and the sums by rank, are of all.
     """
     _refuse_to_lose_a_run(paths, out, force=force)
     if perfetto is not None:
@@ -44,9 +49,10 @@ def open(
     from kprof.collect.memory_snapshot import is_snapshot
 
     if len(paths) == 1 and is_snapshot(paths[0]):
-        idle = {"out": out, "force": force, "perfetto": perfetto}
+        idle = {"out": out, "force": force, "perfetto": perfetto, "ranks": ranks}
         refuse_idle_options("a memory snapshot", idle, set())
         return _memory_of(paths[0], json=json)
+    chosen = None if ranks is None else _ranks_in(ranks)
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
     from kprof.opened import open_run
     from kprof.report.progress import Progress
@@ -54,7 +60,7 @@ def open(
     progress = Progress(say, is_patient=True)
     try:
         with secrets_shown(shown=show_secrets):
-            opened = open_run(paths, out, force=force, progress=progress)
+            opened = open_run(paths, out, force=force, ranks=chosen, progress=progress)
             printed = opened.json if json else None
             if perfetto is not None:
                 progress("exporting")
@@ -67,6 +73,27 @@ def open(
         last += f"\ntimeline: {perfetto}, for https://ui.perfetto.dev"
     answer = Answer(opened.trace.meta.source, [] if json else opened.summary, printed, last)
     return answer._replace(if_unwritten=fix, shows_secrets=show_secrets)
+
+
+# No job has more.
+MOST_RANKS = 1_000_000
+
+
+def _ranks_in(text: str) -> list[int]:
+    """Return the ranks in a text as 0,8-15."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        ends = (first, last) if dash else (first, first)
+        if not all(end.isascii() and end.isdecimal() and int(end) < MOST_RANKS for end in ends):
+            raise KprofError(
+                f"--ranks {text}: {part.strip() or 'nothing'} is no rank",
+                fix="name ranks and spans of ranks: --ranks 0,8-15",
+            )
+        found += range(int(ends[0]), int(ends[1]) + 1)
+    if not found:
+        raise KprofError(f"--ranks {text} names no rank", fix="name them as 0,8-15")
+    return found
 
 
 def _memory_of(path: Path, *, json: bool) -> Answer:

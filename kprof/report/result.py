@@ -13,10 +13,12 @@ from kprof.analyze.attribution.steps import denominator, measure_communication, 
 from kprof.analyze.capture_quality.audit import audit
 from kprof.analyze.capture_quality.overhead import measure_cost
 from kprof.analyze.capture_quality.unanswered import find_unanswered
+from kprof.analyze.condense import rank_totals
 from kprof.analyze.findings.queries import whole_of
 from kprof.analyze.findings.recoverable import idle_in_steps
 from kprof.analyze.groupings import group_kernels, group_modules
 from kprof.analyze.idle.causes import find_exposed_waits, group_idle, worst_places
+from kprof.analyze.late_ranks import find_lateness
 from kprof.analyze.roofline.agreement import compare_bounds, traffic_ratio
 from kprof.analyze.roofline.hardware_counters import is_counted
 from kprof.analyze.roofline.launch_work import SOURCES
@@ -63,6 +65,7 @@ def result_of(trace: Trace, ledger: Ledger) -> dict[str, object]:
         "counters": _counters(trace),
         "time": records(split_steps(trace)),
         "communication": asdict(measure_communication(trace)),
+        **({"ranks": _by_rank(trace)} if trace.meta.num_ranks > 1 or trace.meta.totals else {}),
         "idle": _idle(trace),
         "kernels": records(group_kernels(trace.kernels, ["name", "kind", "dtype"]).head(NUM_TOP)),
         "modules": records(group_modules(trace.kernels).head(NUM_TOP)),
@@ -78,6 +81,20 @@ def result_of(trace: Trace, ledger: Ledger) -> dict[str, object]:
 def _denominator(trace: Trace) -> dict[str, object]:
     whole = denominator(trace)
     return {**asdict(whole), "step_ns": whole.step_ns, "whole": whole_of(trace)}
+
+
+def _by_rank(trace: Trace) -> list[dict[str, object]]:
+    """Return what the time of each rank adds up to, and how it kept up in the collectives."""
+    in_detail = set(trace.kernels["rank"].unique().tolist())
+    lateness = find_lateness(trace)
+    late = {one.rank: one for one in lateness.ranks} if lateness else {}
+    found = []
+    for one in rank_totals(trace):
+        row = {**asdict(one), "is_in_detail": one.rank in in_detail}
+        kept_up = late.get(one.rank)
+        row |= {key: getattr(kept_up, key, None) for key in ("late_ns", "waits_ns", "num_late")}
+        found.append(row)
+    return found
 
 
 def _share(share: Share) -> dict[str, object]:

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from kprof.analyze.condense import rank_totals
 from kprof.analyze.findings.rules.stragglers import LEAST_SHARE, why_no_ranks
 from kprof.analyze.late_ranks import Lateness, RankLateness, find_lateness
-from kprof.report.section import Column, Section, Table, Text
+from kprof.report.section import Column, Part, Section, Table, Text
 from kprof.report.units import MISSING, format_share, format_time
-from kprof.trace import Trace
+from kprof.trace import RankTotals, Trace
 
 TITLE = "Ranks"
 ORDER = 77
 
 
 def render(trace: Trace) -> Section:
-    """Render who waits for whom, a row for each rank, the latest first."""
+    """Render who waits for whom, and the time of each rank, the latest first."""
     found = find_lateness(trace)
-    if found is None:
+    totals = rank_totals(trace)
+    parts: list[Part] = []
+    if found is not None:
+        parts.append(Text(_lead(found)))
+    else:
         why = why_no_ranks(trace)
-        text = why.sentence if why else "No collective was recorded on several ranks."
-        return Section(TITLE, ORDER, (Text(text),), in_terminal=False)
-    return Section(TITLE, ORDER, (Text(_lead(found)), _table(found)))
+        parts.append(Text(why.sentence if why else "No collective was recorded on several ranks."))
+    if len(totals) > 1:
+        parts.append(_table(totals, found))
+    return Section(TITLE, ORDER, tuple(parts), in_terminal=found is not None)
 
 
 def _lead(found: Lateness) -> str:
@@ -40,8 +48,9 @@ def _lead(found: Lateness) -> str:
     return f"No rank keeps the others waiting repeatedly, in {found.num_units} {unit}s."
 
 
-def _table(found: Lateness) -> Table:
-    latest_first = sorted(found.ranks, key=lambda one: -one.late_ns)
+def _table(totals: Sequence[RankTotals], found: Lateness | None) -> Table:
+    late = {one.rank: one for one in found.ranks} if found else {}
+    rows = sorted(totals, key=lambda one: -late[one.rank].late_ns if one.rank in late else 0)
     columns = (
         Column("Rank", "right"),
         Column("Host", essential=False),
@@ -49,31 +58,46 @@ def _table(found: Lateness) -> Table:
         Column("Late by", "right"),
         Column("Waits", "right"),
         Column("Share", "right", essential=False),
+        Column("Busy", "right"),
+        Column("Idle for", essential=False),
     )
-    rows = tuple(_row(one, found) for one in latest_first)
-    unit = "a step" if found.are_steps else "a part of the window"
     return Table(
         columns,
-        rows,
-        caption=(
-            f"Late by: mean delay at the collectives after the ranks in time, in {unit}"
-            f" of {format_time(round(found.unit_ns))}. Waits: time in collectives until the last "
-            "rank arrives, with nothing else on the device."
-        ),
-        share=tuple(_share(one, found) for one in latest_first),
+        tuple(_row(one, late.get(one.rank), found) for one in rows),
+        caption=(_of_waits(found) if found else "")
+        + "Busy: share of the rank's window in which its GPUs ran something. Idle for: the cause "
+        "of most of the rest.",
+        share=tuple(_share(late.get(one.rank), found) for one in rows) if found else (),
     )
 
 
-def _row(one: RankLateness, found: Lateness) -> tuple[str, ...]:
+def _of_waits(found: Lateness) -> str:
+    unit = "a step" if found.are_steps else "a part of the window"
+    return (
+        f"Late by: mean delay at the collectives after the ranks in time, in {unit}"
+        f" of {format_time(round(found.unit_ns))}. Waits: time in collectives until the last "
+        "rank arrives, with nothing else on the device. "
+    )
+
+
+def _row(one: RankTotals, kept_up: RankLateness | None, found: Lateness | None) -> tuple[str, ...]:
+    waits = (MISSING,) * 4
+    if kept_up is not None and found is not None:
+        waits = (
+            f"{kept_up.num_late} of {found.num_units}",
+            format_time(max(round(kept_up.late_ns), 0)),
+            format_time(round(kept_up.waits_ns)),
+            format_share(_share(kept_up, found)),
+        )
+    causes = {cause: ns for cause, ns in one.idle_by_cause_ns.items() if cause != "unknown"}
     return (
         f"{one.rank}",
         one.host or MISSING,
-        f"{one.num_late} of {found.num_units}",
-        format_time(max(round(one.late_ns), 0)),
-        format_time(round(one.waits_ns)),
-        format_share(_share(one, found)),
+        *waits,
+        format_share(one.busy_ns / one.window_ns) if one.window_ns else MISSING,
+        max(causes, key=causes.__getitem__) if causes else MISSING,
     )
 
 
-def _share(one: RankLateness, found: Lateness) -> float:
-    return min(one.waits_ns / max(found.unit_ns, 1), 1.0)
+def _share(one: RankLateness | None, found: Lateness) -> float:
+    return min(one.waits_ns / max(found.unit_ns, 1), 1.0) if one else 0.0

@@ -24,6 +24,7 @@ MOST_NAMED = 8
 def why_no_ranks(trace: Trace) -> Unanswered | None:
     """Say why it is unknown which rank others wait for."""
     question = "Which rank do the others wait for?"
+    trace = trace.all_ranks or trace
     if trace.kernels["rank"].nunique() < 2:
         return Unanswered(
             question,
@@ -85,10 +86,6 @@ def _rotating(trace: Trace, found: Lateness) -> Finding:
 def _finding(
     trace: Trace, found: Lateness, claim: str, confidence: Grade, lost_ns: float
 ) -> Finding:
-    waits = collective_waits(trace)
-    assert waits is not None
-    is_waiting = ~waits["rank"].isin(found.stragglers).to_numpy(bool)
-    rows = waits["row"].to_numpy(np.int64)[is_waiting]
     whole_ns = lost_ns if found.are_steps else lost_ns * found.num_units
     latest = sorted(found.ranks, key=lambda one: -one.late_ns)[:MOST_NAMED]
     return Finding(
@@ -96,7 +93,7 @@ def _finding(
         claim=claim,
         confidence=confidence,
         effort="medium",
-        rows=tuple(rows.tolist()),
+        rows=_waiting(trace, found),
         details=tuple(
             f"rank {one.rank}{f' on {one.host}' if one.host else ''}: "
             f"{in_words(max(one.late_ns, 0))} late in the mean, late in {one.num_late} of "
@@ -105,6 +102,19 @@ def _finding(
         ),
         fix=Fix(waited_ns=round(whole_ns)),
     )
+
+
+def _waiting(trace: Trace, found: Lateness) -> tuple[int, ...]:
+    """Return the collectives in which ranks wait; of one rank in detail those that it has."""
+    kernels = trace.kernels
+    is_waiting = ~kernels["rank"].isin(found.stragglers).to_numpy(bool)
+    waits = collective_waits(trace)
+    if waits is None:
+        is_collective = kernels["group_sequence"].notna().to_numpy(bool)
+        both = np.flatnonzero(is_collective & is_waiting)
+        return tuple((both if len(both) else np.flatnonzero(is_collective)).tolist())
+    rows = waits["row"].to_numpy(np.int64)
+    return tuple(rows[is_waiting[rows]].tolist())
 
 
 def _named(ranks: tuple[int, ...]) -> str:
