@@ -18,6 +18,7 @@ import msgspec
 
 from kprof.collect.launch import LaunchOptions, LaunchResult, command_for, launch
 from kprof.collect.nsys import find_program
+from kprof.collect.recorder.kprof_recorder.chosen import PER_HOST, spans_in
 from kprof.collect.service import Service, Trigger, Window
 from kprof.errors import KprofError, LaunchError
 from kprof.kernels.swap.swap_report import AUTO, SWAP_REPORT
@@ -61,6 +62,8 @@ class RunOptions:
     """Time to choose kernels for AUTO; None: as usual, or a choice that was kept."""
     stops_after_recording: bool = False
     """Whether the workload is ended once its steps are recorded."""
+    ranks: str | None = None
+    """The ranks to record, as 0,8-15, or one of each host; None: all."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,7 @@ def run(
         say: Hears when the recording begins and when it is over.
     """
     command = command_of(options)
+    _check_ranks(options)
     _check_tracer(options)
     _check_swap(options)
     folder = make_folder(name_of(options), options.out, force=options.force)
@@ -133,10 +137,27 @@ def command_of(options: RunOptions) -> tuple[str, ...]:
     return command_for(options.words, is_module=options.form == "module")
 
 
+def _check_ranks(options: RunOptions) -> None:
+    """Refuse a text that names no ranks, before a run folder is made."""
+    if options.ranks is None or options.ranks == PER_HOST:
+        return
+    try:
+        spans_in(options.ranks)
+    except ValueError as error:
+        raise LaunchError(
+            f"--ranks {options.ranks}: {error.args[0] or 'nothing'} is no rank",
+            fix=f"name ranks and spans of ranks: --ranks 0,8-15, or --ranks {PER_HOST}",
+        ) from None
+
+
 def _check_tracer(options: RunOptions) -> None:
     """Refuse options that Nsight Systems lacks, before a run folder is made."""
     if not options.nsys:
         return
+    if options.ranks is not None:
+        raise LaunchError(
+            "--nsys records all processes of a host at once", fix="leave out --ranks, or --nsys"
+        )
     if options.stops_after_recording:
         raise LaunchError(
             "--nsys completes its recording when the workload ends by itself",
@@ -194,6 +215,7 @@ def launch_options(options: RunOptions, command: tuple[str, ...], folder: Path) 
         nsys=options.nsys,
         swap=options.swap,
         stops_after_recording=options.stops_after_recording,
+        ranks=options.ranks,
     )
 
 
@@ -326,6 +348,7 @@ def run_service(
     for the user while it runs.
     """
     kind = Trigger.parse(trigger)
+    _check_ranks(options)
     _check_service(options)
     command = command_of(options)
     folder = make_folder(name_of(options), options.out, force=options.force)

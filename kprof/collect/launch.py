@@ -24,7 +24,12 @@ from typing import Any, Union
 
 from kprof.collect.nsys import EXPORT, ProfiledProcess, keep_window
 from kprof.collect.nvml import Sampler
-from kprof.collect.process_folders import compress_parts, leave_out_helpers, recorders_of
+from kprof.collect.process_folders import (
+    compress_parts,
+    leave_out_helpers,
+    leave_out_other_ranks,
+    recorders_of,
+)
 from kprof.collect.recorder.kprof_recorder.settings import DRY_RUN, NSIGHT, OPTIONAL, Settings
 from kprof.errors import LaunchError, counted
 
@@ -59,6 +64,8 @@ class LaunchOptions:
     """The kernels to swap in."""
     stops_after_recording: bool = False
     """Whether the workload is ended once its window is written."""
+    ranks: str | None = None
+    """The ranks to record, as 0,8-15, or one of each host; None: all."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,7 @@ def launch(options: LaunchOptions, say: Say = lambda message: None) -> LaunchRes
     finally:
         sampler.stop()
     times_ns = (started_ns, time.time_ns())
-    parts, troubles = complete(raw, options.command, times_ns, exit_code)
+    parts, troubles = complete(raw, options.command, times_ns, exit_code, options.ranks)
     # Only processes that remain count: how their helpers ended does not matter.
     messages = messages_of(sampler, raw, exit_code)
     if options.nsys:
@@ -287,6 +294,7 @@ def environment_for(
         # Where every rank is started under a kprof of its own, each is the leader.
         leader=os.environ.get("LOCAL_RANK", Settings.leader),
         swap=options.swap,
+        ranks=options.ranks,
     )
     return injecting(settings, os.environ)
 
@@ -306,10 +314,13 @@ def complete(
     command: Sequence[str],
     started_and_ended_ns: tuple[int, int | None],
     exit_code: int | None,
+    ranks: str | None = None,
 ) -> tuple[tuple[Path, ...], tuple[str, ...]]:
     """Bring what the recorder wrote into its final form; return the parts, and what went wrong."""
     try:
         write_description(raw, command, started_and_ended_ns, exit_code)
+        if ranks is not None:
+            leave_out_other_ranks(raw, ranks)
         leave_out_helpers(raw)
         return compress_parts(raw), ()
     except OSError as error:

@@ -11,6 +11,8 @@ from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
+from kprof.collect.recorder.kprof_recorder.chosen import is_chosen
+
 # A name with a quote in it: before the process id, or alone on its line, as Kineto lays it out.
 _QUOTED_NAME = re.compile(
     rb'(?<="name": ")[^"]*".*(?=", "pid": )|(?<=^    "name": ")(?:(?!", ").)*(?=",$)'
@@ -34,6 +36,13 @@ def leave_out_helpers(raw: Path) -> None:
     ]
     if len(helpers) < len(recorders):
         for part in helpers:
+            shutil.rmtree(part)
+
+
+def leave_out_other_ranks(raw: Path, ranks: str) -> None:
+    """Remove what ranks recorded that were not asked for: their launcher did not tell the rank."""
+    for part, recorder in recorders_of(raw).items():
+        if not is_chosen(ranks, recorder["rank"]):
             shutil.rmtree(part)
 
 

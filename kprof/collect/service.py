@@ -164,7 +164,9 @@ class Service:
         ended_ns = None if exit_code is None else time.time_ns()
         times_ns = (self._started_ns, ended_ns)
         is_empty = not recorders_of(raw)
-        parts, troubles = complete(raw, self.options.command, times_ns, exit_code)
+        parts, troubles = complete(
+            raw, self.options.command, times_ns, exit_code, self.options.ranks
+        )
         messages = (NOTHING,) if is_empty else messages_of(window.sampler, raw)
         self._on_window(Window(window.folder, parts, messages + troubles))
 

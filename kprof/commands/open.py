@@ -75,25 +75,17 @@ def open(
     return answer._replace(if_unwritten=fix, shows_secrets=show_secrets)
 
 
-# No job has more.
-MOST_RANKS = 1_000_000
-
-
 def _ranks_in(text: str) -> list[int]:
     """Return the ranks in a text as 0,8-15."""
-    found: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        ends = (first, last) if dash else (first, first)
-        if not all(end.isascii() and end.isdecimal() and int(end) < MOST_RANKS for end in ends):
-            raise KprofError(
-                f"--ranks {text}: {part.strip() or 'nothing'} is no rank",
-                fix="name ranks and spans of ranks: --ranks 0,8-15",
-            )
-        found += range(int(ends[0]), int(ends[1]) + 1)
-    if not found:
-        raise KprofError(f"--ranks {text} names no rank", fix="name them as 0,8-15")
-    return found
+    from kprof.collect.recorder.kprof_recorder.chosen import spans_in
+
+    try:
+        return [rank for span in spans_in(text) for rank in span]
+    except ValueError as error:
+        raise KprofError(
+            f"--ranks {text}: {error.args[0] or 'nothing'} is no rank",
+            fix="name ranks and spans of ranks: --ranks 0,8-15",
+        ) from None
 
 
 def _memory_of(path: Path, *, json: bool) -> Answer:

@@ -70,6 +70,10 @@ def run(
         bool,
         typer.Option("--stop-after-recording", help="End the workload after the recording."),
     ] = False,
+    ranks: Annotated[
+        str | None,
+        typer.Option(metavar="RANKS", help="Ranks to record: 0,8-15 or per-host [default: all]."),
+    ] = None,
     show_secrets: ShowSecrets = False,
 ) -> Answer:
     """Run a workload unmodified, record some steps and report on them.
@@ -103,6 +107,7 @@ def run(
         swap,
         budget,
         stop_after_recording,
+        ranks,
     )
     with secrets_shown(shown=show_secrets):
         if trigger is not None:

@@ -23,7 +23,11 @@ def install() -> None:
     """Record this process as its environment asks for, once it has imported torch."""
     if not os.environ.get("KPROF_RAW"):
         return
+    if ranks := os.environ.get("KPROF_RANKS"):
+        from .chosen import is_this_process_chosen
 
+        if not is_this_process_chosen(ranks):
+            return
     if os.environ.get("KPROF_COUNTERS") == "1":
         from .newest_cupti import load_cupti
 

@@ -11,7 +11,7 @@ NSIGHT = "nsys"
 # The file of a process with what the dry run of a swap found.
 DRY_RUN = "dry_run.json"
 # Variables that are unset without a recording: a run inside another must not find the other's.
-OPTIONAL = ("KPROF_SECONDS", "KPROF_TRIGGER", "KPROF_SCHEDULE", "KPROF_SWAP")
+OPTIONAL = ("KPROF_SECONDS", "KPROF_TRIGGER", "KPROF_SCHEDULE", "KPROF_SWAP", "KPROF_RANKS")
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ class Settings:
     """The file with windows to time, for which nothing is recorded."""
     swap: str | None = None
     """The kernels to swap in after a step: "KERNEL,KERNEL=PROVIDER,…"."""
+    ranks: str | None = None
+    """The ranks to record, as 0,8-15, or one of each host; None: all."""
 
     @property
     def longest_ns(self) -> int | None:
@@ -66,13 +68,13 @@ class Settings:
             if "KPROF_SCHEDULE" in environment
             else None,
             swap=environment.get("KPROF_SWAP"),
+            ranks=environment.get("KPROF_RANKS"),
         )
 
     def to_environment(self) -> dict[str, str]:
         """Return the variables from which `from_environment` makes these settings again."""
-        optional = zip(
-            OPTIONAL, (self.seconds, self.trigger, self.schedule, self.swap), strict=True
-        )
+        values = (self.seconds, self.trigger, self.schedule, self.swap, self.ranks)
+        optional = zip(OPTIONAL, values, strict=True)
         return {
             **{name: str(value) for name, value in optional if value is not None},
             "KPROF_RAW": str(self.raw),
