@@ -9,7 +9,7 @@ import pytest
 from kprof.analyze.findings.diagnose import RULES, diagnose, name_of, why_not
 from kprof.analyze.findings.savings import find_pricer
 from kprof.errors import modules_in
-from kprof.findings import Fix
+from kprof.findings import DryRun, DryRunRow, Fix
 from kprof.trace import Gpu
 from tests.analyze.findings.rule_cases import CASES
 from tests.analyze.findings.rule_faults import (
@@ -160,6 +160,83 @@ def test_geglu_has_a_kernel_of_its_own():
         rest(),
     )
     assert [found.swap for found in findings("unfused_activation", trace)] == ["geglu"]
+
+
+def passes(*ops, phase="forward", size=GATE):
+    """Return operators that each pass over a whole tensor."""
+    row = {"shapes": [size, size], "phase": phase, "module": "h.0.mlp.act"}
+    return [work(f"aten::{op}", 40 * US, "elementwise", 0.8, **row) for op in ops]
+
+
+# Under autocast, which computes the power in float32.
+GELU_OF_GPT2 = [
+    *passes(*("mul", "copy_", "pow", "mul", "add", "mul", "tanh", "add", "mul")),
+    *passes(*("mul", "mul", "tanh_backward", "mul", "mul", "pow", "mul", "mul"), phase="backward"),
+    *passes(*("copy_", "add_", "mul", "add_"), phase="backward"),
+]
+GELU_OF_BERT = [
+    *passes("mul", "div", "erf", "add", "mul"),
+    *passes(*("mul", "mul", "pow", "neg", "exp", "mul", "mul", "div"), phase="backward"),
+    *passes("mul", "add_", phase="backward"),
+]
+GELU_OF_CLIP = [
+    *passes("mul", "sigmoid", "mul"),
+    *passes("mul", "mul", "sigmoid_backward", "mul", "add_", phase="backward"),
+]
+RELU_SQUARED = [
+    *passes("clamp_min", "pow"),
+    *passes("pow", "mul", "mul", "threshold_backward", phase="backward"),
+]
+
+
+@pytest.mark.parametrize(
+    ("rows", "kernel"),
+    [
+        *((rows, "gelu") for rows in (GELU_OF_GPT2, GELU_OF_BERT, GELU_OF_CLIP)),
+        (RELU_SQUARED, "relu_squared"),
+    ],
+)
+def test_an_activation_that_is_written_out_is_found_as_a_whole(rows, kernel):
+    (found,) = findings("unfused_activation", trace_of_work(rest(), *rows, rest()))
+    assert (found.swap, found.rows) == (kernel, tuple(range(1, len(rows) + 1)))
+    assert found.fix.launches == 2
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        # A cap of logits, also with a mask behind it.
+        passes("div", "tanh", "mul"),
+        passes("div", "tanh", "mul", "add"),
+        # What is squared is of another size than the ReLU.
+        [*passes("clamp_min"), *passes("pow", size=[4, 1024, 1024])],
+        # A gate, and the SiLU of a layer's result.
+        passes("tanh", "sigmoid", "mul"),
+        passes("sigmoid", "mul"),
+    ],
+)
+def test_an_operator_of_a_gelu_alone_is_none(rows):
+    assert findings("unfused_activation", trace_of_work(rest(), *rows, rest())) == []
+
+
+def test_a_gelus_gradient_that_is_summed_up_for_a_bias_is_found():
+    products = [{**product(200 * US), "phase": "backward"}] * 2
+    back = [*passes("gelu_backward", phase="backward"), *products]
+    flat = [4 * 1024, 8192]
+    summed = trace_of_work(rest(), *back, *passes("sum", phase="backward", size=flat))
+    (found,) = findings("unfused_activation", summed)
+    assert (found.swap, found.rows) == ("bias_gelu", (1, 4))
+    # That of another layer.
+    other = trace_of_work(rest(), *back, *passes("sum", phase="backward", size=[4096, 2048]))
+    assert findings("unfused_activation", other) == []
+
+
+@pytest.mark.parametrize(("provider", "swap"), [("kprof", "gelu"), (None, None)])
+def test_a_gelu_is_swapped_where_the_dry_run_says_that_it_fits(provider, swap):
+    rows = (DryRunRow("gelu", provider, "" if provider else "it has hooks", 12, 12),)
+    trace = trace_of_work(rest(), *GELU_OF_GPT2, rest(), dry_run=DryRun(("gelu",), rows))
+    (found,) = findings("unfused_activation", trace)
+    assert (found.swap, bool(found.command)) == (swap, swap is not None)
 
 
 def test_tiles_that_fill_a_wave_and_a_bit_are_found_and_whole_waves_are_not():
