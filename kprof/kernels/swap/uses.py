@@ -201,12 +201,15 @@ class Effects(NamedTuple):
 
     def norm_called(self, node: ast.AST) -> tuple[str, str] | None:
         """Return the norm, and the name of the variable, of `self.NORM(NAME)`."""
+        norm = self.norm_of(node, is_name)
+        return (norm, node.args[0].id) if norm else None  # type: ignore[attr-defined]
+
+    def norm_of(self, node: ast.AST, is_given: Callable[[ast.expr], bool]) -> str:
+        """Return the norm of `self.NORM(GIVEN)`; empty: it is something else."""
         if not isinstance(node, ast.Call) or len(node.args) != 1 or node.keywords:
-            return None
-        norm, given = self.child(node.func), node.args[0]
-        if norm not in self.norms or not isinstance(given, ast.Name):
-            return None
-        return norm, given.id
+            return ""
+        norm = self.child(node.func)
+        return norm if norm in self.norms and is_given(node.args[0]) else ""
 
     def child(self, node: ast.AST) -> str:
         """Return the name of a child `self.NAME`; empty: it is something else."""

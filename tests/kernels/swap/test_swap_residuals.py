@@ -118,6 +118,32 @@ class TwoSumsLayer(Layer):
         return self.last_norm(x)
 
 
+class PostNormLayer(nn.Module):
+    """As in BERT: norms of sums that nothing else sees, with dropouts before them."""
+
+    def __init__(self, size=16):
+        super().__init__()
+        self.dense, self.output = nn.Linear(size, size), nn.Linear(size, size)
+        self.dropout = nn.Dropout(0.1)
+        self.norm_1, self.norm_2 = nn.LayerNorm(size), nn.LayerNorm(size)
+
+    def forward(self, x):
+        x = self.norm_1(self.dropout(self.dense(x)) + x)
+        return self.norm_2(x + self.dropout(self.output(x)))
+
+
+class NestedLayer(PostNormLayer):
+    def forward(self, x):
+        return self.norm_2(self.output(self.norm_1(x + self.dense(x))) + x)
+
+
+class OnePlusLayer(PostNormLayer):
+    """Adds what is no tensor, and a product that is assigned."""
+
+    def forward(self, x):
+        return self.norm_2(self.norm_1(x + 1) + (y := self.dense(x))) + y
+
+
 def x_of(size=16):
     return torch.randn(2, 5, size, generator=torch.Generator().manual_seed(1)).requires_grad_()
 
@@ -156,11 +182,53 @@ def test_the_sum_and_its_norm_are_one_call_with_the_same_results(layer):
     )
 
 
-@INTERPRETED
-def test_our_own_kernel_agrees():
-    layer, x = Layer(), x_of()
+@pytest.mark.parametrize("layer", [PostNormLayer(), NestedLayer()], ids=["bert", "nested"])
+@pytest.mark.parametrize("is_training", [True, False])
+def test_a_norms_argument_that_is_a_sum_is_added_by_its_kernel(layer, is_training):
+    layer.train(is_training)
+    x = x_of()
+    torch.manual_seed(3)
+    expected, drawn = gradients(layer, x), torch.rand(4)
+    before = snapshot(layer)
+    with swapped(layer, *EAGER) as swap:
+        torch.manual_seed(3)
+        assert_same(gradients(layer, x), expected)
+        # As many random numbers were drawn.
+        assert torch.equal(torch.rand(4), drawn)
+    assert snapshot(layer) == before
+    assert [(site.kernel, site.what, site.num_replaced) for site in swap.sites] == [
+        ("add_layernorm", f"{type(layer).__name__}: {norm}", 1) for norm in NORMS_OF[type(layer)]
+    ]
+
+
+NORMS_OF = {PostNormLayer: ("norm_1", "norm_2"), NestedLayer: ("norm_2", "norm_1")}
+
+
+def test_torchs_own_layer_adds_and_norms_at_once():
+    layer, x = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0), x_of()
     expected = gradients(layer, x)
-    with swapped(layer, "add_rmsnorm") as swap:
+    with swapped(layer, *EAGER) as swap:
+        assert_same(gradients(layer, x), expected)
+    assert {site.what: site.num_replaced for site in swap.sites if site.num_replaced} == {
+        "TransformerEncoderLayer: norm1": 1,
+        "TransformerEncoderLayer: norm2": 1,
+    }
+
+
+def test_an_argument_that_is_no_sum_of_two_tensors_is_added_by_torch():
+    layer, x = OnePlusLayer(), x_of()
+    expected = gradients(layer, x)
+    with swapped(layer, *EAGER) as swap:
+        assert_same(gradients(layer, x), expected)
+    assert [site.num_fallen_back for site in swap.sites] == [1]
+
+
+@INTERPRETED
+@pytest.mark.parametrize("layer", [Layer(), PostNormLayer().eval()], ids=["llama", "bert"])
+def test_our_own_kernel_agrees(layer):
+    x = x_of()
+    expected = gradients(layer, x)
+    with swapped(layer, "add_rmsnorm", "add_layernorm") as swap:
         for one, other in zip(gradients(layer, x), expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
     assert swap.replaced[0].calls[0].provider == "kprof"

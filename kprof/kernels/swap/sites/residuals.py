@@ -1,8 +1,9 @@
 """Residual adds in front of a norm: layers that compute x = x + part(...), then norm(x).
 
 The forward of the layer is patched: its source is parsed, and where a sum is normed, and the code
-between and after them does no more than copy and add, the sum and the norm become one call. All
-other statements stay, and every value that the forward sees is a tensor.
+between and after them does no more than copy and add, the sum and the norm become one call. So do
+they where the sum is the norm's argument, as in BERT: norm(part(x) + x). All other statements stay,
+and every value that the forward sees is a tensor.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ from kprof.kernels.swap.uses import (
     Uses,
     blocks_of,
     children_of,
+    expressions_of,
     is_name,
     place_of_node,
 )
@@ -75,8 +77,8 @@ class Joint:
     """Name of the norm."""
     call: Place
     """Of its call."""
-    sum: Place
-    """Of the statement that adds."""
+    sum: Place | None
+    """Of the statement that adds; None: the sum is the norm's argument."""
     guards: tuple[ast.expr, ...]
     """Tests of branches in between: if one is true, the norm may have another input."""
 
@@ -248,6 +250,12 @@ def _look(block: Sequence[ast.stmt], read: Effects, found: Found) -> None:
     for place, statement in enumerate(block):
         for inside in blocks_of(statement):
             _look(inside, read, found)
+        for part in expressions_of(statement):
+            found.joints += [
+                Joint(norm, place_of_node(node), None, ())
+                for node in ast.walk(part)
+                if (norm := read.norm_of(node, _is_plain_sum))
+            ]
         if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add):
             if isinstance(statement.target, ast.Name):
                 called = _called_later(block[place + 1 :], {statement.target.id}, read)
@@ -261,10 +269,14 @@ def _is_sum(statement: ast.stmt) -> bool:
     return (
         isinstance(statement, ast.Assign)
         and all(isinstance(one, ast.Name) for one in statement.targets)
-        and isinstance(statement.value, ast.BinOp)
-        and isinstance(statement.value.op, ast.Add)
-        and not any(isinstance(one, ast.NamedExpr) for one in ast.walk(statement.value))
+        and _is_plain_sum(statement.value)
     )
+
+
+def _is_plain_sum(node: ast.AST) -> bool:
+    """Return whether an expression is a sum that assigns nothing."""
+    is_sum = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add)
+    return is_sum and not any(isinstance(one, ast.NamedExpr) for one in ast.walk(node))
 
 
 def _follow(adds: Any, rest: Sequence[ast.stmt], read: Effects, found: Found) -> None:
@@ -341,6 +353,9 @@ def _leave_out_used(found: Found, tree: ast.FunctionDef, shared: set[str], own: 
     """
     kept = []
     for joint in found.joints:
+        if joint.sum is None:
+            kept.append(joint)
+            continue
         line = _UsesOfSum(joint, shared).line_of_other(tree)
         asked = {node.id for one in joint.guards for node in ast.walk(one) if is_name(node)}
         if line is None and asked <= own:
@@ -379,12 +394,17 @@ class _UsesOfSum(Uses):
 
 
 class _Fuse(ast.NodeTransformer):
-    """Rewrites joints: an empty list, the fused call that fills it, and the norm that reads it."""
+    """Rewrites joints.
+
+    Those of a statement: an empty list, the fused call that fills it, and the norm that reads it.
+    Others: the norm's call becomes the fused one.
+    """
 
     def __init__(self, owner: str, joints: Sequence[Joint]) -> None:
         self._owner = owner
-        self._sums = {joint.sum: (number, joint) for number, joint in enumerate(joints)}
-        self._calls = {joint.call: number for number, joint in enumerate(joints)}
+        numbered = [*enumerate(joints)]
+        self._sums = {joint.sum: (number, joint) for number, joint in numbered}
+        self._calls = {joint.call: (number, joint.sum is None) for number, joint in numbered}
 
     def visit_Assign(self, node: ast.Assign) -> Any:
         """Replace the sum of a joint by the fused call."""
@@ -405,9 +425,14 @@ class _Fuse(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> Any:
         """Replace the norm by the fused result, if there is one."""
         self.generic_visit(node)
-        number = self._calls.get(place_of_node(node))
+        number, is_argument = self._calls.get(place_of_node(node), (None, False))
         if number is None:
             return node
+        if is_argument:
+            (total,) = node.args
+            assert isinstance(total, ast.BinOp)
+            terms: list[ast.expr] = [_load(self._owner), total.left, total.right]
+            return _at(ast.Call(_load(_adder(number)), terms, []), node)
         pop = ast.Attribute(_load(_normed(number)), "pop", ast.Load())
         choice = ast.IfExp(_load(_normed(number)), ast.Call(pop, [], []), node)
         return _at(choice, node)
@@ -455,7 +480,8 @@ def _site(
         assert isinstance(read, Reads)
         reads_by_norm[joint.norm] = reads = compared(norm, found, read)
         readers = read_by_linears(module, tree, [joint.norm], request).get(joint.call)
-        adders[_adder(number)] = _adding(module, joint, found, reads, dispatcher, readers)
+        add = _adding(module, joint, found, reads, dispatcher, readers)
+        adders[_adder(number)] = _norming(add, joint.norm) if joint.sum is None else add
     normed = {joint.call for joint in joints}
     patch = patch_of(module, tree, producers_in(module, request), request, normed)
     owner = (tree.args.posonlyargs + tree.args.args)[0].arg
@@ -531,6 +557,17 @@ def _adding(
         return total
 
     return add
+
+
+def _norming(add: Callable[..., Any], norm: str) -> Callable[..., Any]:
+    """Return the fused call of a sum that nothing but the norm sees: it returns the norm."""
+
+    def add_and_norm(owner: Any, a: Any, b: Any) -> Any:
+        normed = list[Any]()
+        total = add(owner, a, b, normed)
+        return normed.pop() if normed else getattr(owner, norm)(total)
+
+    return add_and_norm
 
 
 def _why_original(
