@@ -1,7 +1,7 @@
 """What `kprof open` of many ranks costs: CPU time, wall time and memory.
 
     python benchmarks/ranks.py                     8, 32 and 128 ranks of 5,582 events
-    python benchmarks/ranks.py --ranks 1024        more of them
+    python benchmarks/ranks.py --many              and once 1,024 ranks of 22,619 events
     python benchmarks/ranks.py --ranks 8 --whole   the whole recorded step on each rank
 
 A rank is the beginning of a recorded training step of one GPU, or all of it, with all-reduces that
@@ -29,12 +29,15 @@ RESULT = RESULTS / "ranks_cpu_2026-11.json"
 SOURCES = (
     "benchmarks/ranks.py",
     "kprof/collect/ranks.py",
+    "kprof/collect/many_ranks.py",
     "kprof/collect/merge.py",
     "kprof/analyze/**/*.py",
     "kprof/collect/readers/kineto/*.py",
 )
 # So many ranks of so many events are to be opened within this.
 REACH_RANKS, REACH_CPU_S, REACH_MB = 128, 20.0, 400.0
+# And so many whole steps within this; the memory is that of each process.
+MANY, MANY_WALL_S, MANY_MB = 1_024, 600.0, 2_000.0
 EVENTS_PER_RANK = 5_500
 # An all-reduce for so many kernels, on a stream of its own.
 KERNELS_PER_COLLECTIVE = 50
@@ -118,11 +121,30 @@ def measure(folder: Path, num_ranks: int, num_events: int | None, repeat: int) -
     ]
 
 
+def measure_many(folder: Path) -> list[dict]:
+    """Return the rows of a thousand ranks, opened once; the memory is of all processes together."""
+    ranks = folder / "many"
+    ranks.mkdir()
+    events = write_ranks(ranks, MANY)
+    opening = [sys.executable, "-m", "kprof", "open", str(ranks)]
+    (cost,) = costs_in_turn([[*opening, "--out", str(folder / "many.kprof")]], 1)
+    page_mb = (folder / "many.kprof" / "report.html").stat().st_size / 1e6
+    shutil.rmtree(ranks)
+    size = f"{MANY:,} ranks of {events:,} events"
+    return [
+        row(f"wall time, {size}", cost.wall_s, "s", "lower", MANY_WALL_S),
+        row(f"CPU time, {size}", cost.cpu_s, "s", "lower"),
+        row(f"memory of all processes, {size}", cost.peak_mb, "MB", "lower", MANY_MB),
+        row(f"report, {size}", page_mb, "MB", "lower", 3.0),
+    ]
+
+
 def main() -> None:
     """Measure, print and write the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 32, REACH_RANKS])
     parser.add_argument("--whole", action="store_true", help="keep the whole step of each rank")
+    parser.add_argument("--many", action="store_true", help=f"measure {MANY:,} ranks, too")
     parser.add_argument("--repeat", type=int, default=2, help="runs of each, the best counts")
     parser.add_argument("--result", type=Path, default=RESULT)
     options = parser.parse_args()
@@ -131,6 +153,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="kprof-ranks-") as folder:
         for num_ranks in options.ranks:
             rows += measure(Path(folder), num_ranks, number, options.repeat)
+        if options.many:
+            rows += measure_many(Path(folder))
     what = "kprof open of many ranks"
     load = {"begin": begin_load, "end": os.getloadavg()[0]}
     write_evidence(options.result, what, rows, SOURCES, load=load, best_of=options.repeat)
