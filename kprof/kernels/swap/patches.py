@@ -28,6 +28,7 @@ from torch.nn.modules import module as _GLOBAL
 TORCHS = types.SimpleNamespace(
     attention=functional.scaled_dot_product_attention,
     cross_entropy=functional.cross_entropy,
+    cross_entropy_module=torch.nn.CrossEntropyLoss,
     rms_norm=functional.rms_norm,
     layer_norm=functional.layer_norm,
 )

@@ -248,6 +248,8 @@ def settings_of(function: Callable[..., Any], translation: Translation) -> froze
     kernel = kernel_named(translation.kernel)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     function = attention if is_interface(function) else function
+    # A module of torch that a forward makes calls torch's function.
+    function = TORCHS.cross_entropy if function is TORCHS.cross_entropy_module else function
 
     def agrees(setting: Setting) -> bool:
         dtype, cast = setting
@@ -446,6 +448,7 @@ _LAYER_NORM = Translation(
 _KNOWN: dict[object, tuple[Translation, ...]] = {
     attention: (_DECODING, _MANY_NARROW, _MANY),
     TORCHS.cross_entropy: (_LOSS,),
+    TORCHS.cross_entropy_module: (_LOSS,),
     TORCHS.rms_norm: (_RMS_NORM,),
     TORCHS.layer_norm: (_LAYER_NORM,),
 }

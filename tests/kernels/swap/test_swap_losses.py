@@ -529,10 +529,28 @@ def test_a_model_with_effects_is_not_run_to_recognise_its_head():
 class Ignoring(CausalLM):
     def forward(self, input_ids, labels=None):
         logits = self.lm_head(self.model(input_ids).last_hidden_state)
-        return Output(loss=functional.cross_entropy(logits[0], labels[0]), logits=logits)
+        chances = functional.log_softmax(logits[0], -1)
+        return Output(loss=functional.nll_loss(chances, labels[0]), logits=logits)
+
+
+class MaskedLM(CausalLM):
+    """As BERT and T5: it has a loss function, and makes torch's loss instead."""
+
+    def forward(self, input_ids, labels=None):
+        logits = self.lm_head(self.model(input_ids).last_hidden_state)
+        loss_fct = nn.CrossEntropyLoss()
+        return Output(loss=loss_fct(logits.view(-1, V), labels.view(-1)), logits=logits)
 
 
 def test_a_loss_function_that_the_forward_does_not_call_is_no_site():
     with swapped(Ignoring(), "cross_entropy=eager") as swap:
         pass
-    assert swap.sites[0].skipped == UNUSED_LOSS
+    assert [site.skipped for site in swap.sites] == [UNUSED_LOSS]
+
+
+def test_a_model_that_makes_torchs_loss_has_one_site_of_it():
+    model = MaskedLM()
+    wanted = trained(model)
+    with swapped(model, "cross_entropy=eager") as swap:
+        torch.testing.assert_close(trained(model), wanted)
+    assert [(site.skipped, site.num_replaced) for site in swap.sites] == [(None, 1)]

@@ -10,6 +10,7 @@ from torch.nn import functional
 from tests.kernels.swap.reasons import NO_SIZES, TRAINS_OTHERWISE, UNKNOWN_BETWEEN, WRITES_GLOBAL
 from kprof.kernels.swap.sites.norms import OTHER
 from kprof.kernels.swap.swapping import swapped
+from tests.kernels.kernel_checks import COMPILED, compiled
 from tests.kernels.swap_models import GemmaNorm, Mlp, Norm, WithoutRootNorm
 
 NORMS = ("rmsnorm=eager", "layernorm=aten")
@@ -266,6 +267,88 @@ def test_the_loss_module_of_torch_is_a_site():
     with swapped(module, "cross_entropy=eager") as swap:
         torch.testing.assert_close(module(x, y), wanted)
     assert swap.sites[0].num_replaced == 1
+
+
+class Tagger(nn.Module):
+    """As in BERT: its loss is a module that its forward makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 7)
+
+    def forward(self, x, labels):
+        loss_fct = nn.CrossEntropyLoss(ignore_index=3)
+        return loss_fct(self.head(x).view(-1, 7), labels.view(-1))
+
+
+class Smoothing(Tagger):
+    def forward(self, x, labels):
+        weight = torch.arange(1.0, 8.0) if self.training else None
+        loss_fct = nn.CrossEntropyLoss(weight, reduction="sum", label_smoothing=0.5)
+        return loss_fct(self.head(x).view(-1, 7), labels.view(-1))
+
+
+class KeepingItsLoss(Tagger):
+    def forward(self, x, labels):
+        self.loss_fct = nn.CrossEntropyLoss()
+        return self.loss_fct(self.head(x).view(-1, 7), labels.view(-1))
+
+
+class AskingForItsLoss(Tagger):
+    def forward(self, x, labels):
+        loss_fct = nn.CrossEntropyLoss()
+        assert isinstance(loss_fct, nn.CrossEntropyLoss)
+        return loss_fct(self.head(x).view(-1, 7), labels.view(-1))
+
+
+X_OF_TAGGER, LABELS_OF_TAGGER = torch.randn(2, 3, 4), torch.tensor([[0, 1, 3], [4, 6, 3]])
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_loss_that_a_forward_makes_is_a_site(autocast):
+    module = Tagger()
+
+    def trained():
+        module.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = module(X_OF_TAGGER, LABELS_OF_TAGGER)
+        loss.backward()
+        return loss, module.head.weight.grad
+
+    wanted = trained()
+    with swapped(module, "cross_entropy=eager") as swap:
+        torch.testing.assert_close(trained(), wanted)
+    assert [(site.what, site.num_replaced) for site in swap.sites] == [
+        ("Tagger: nn.CrossEntropyLoss", 1)
+    ]
+    assert type(module).forward is Tagger.forward
+
+
+def test_a_made_loss_keeps_its_options():
+    module = Smoothing()
+    for is_training, replaced in ((True, 0), (False, 1)):
+        module.train(is_training)
+        wanted = module(X_OF_TAGGER, LABELS_OF_TAGGER)
+        with swapped(module, "cross_entropy=eager") as swap:
+            torch.testing.assert_close(module(X_OF_TAGGER, LABELS_OF_TAGGER), wanted)
+        assert swap.sites[0].num_replaced == replaced
+
+
+@pytest.mark.parametrize("cls", [KeepingItsLoss, AskingForItsLoss])
+def test_a_loss_that_is_kept_or_asked_for_is_left_alone(cls):
+    module = cls()
+    with swapped(module, "cross_entropy=eager") as swap:
+        module(X_OF_TAGGER, LABELS_OF_TAGGER)
+    assert [site.skipped is None for site in swap.sites] == [False]
+
+
+@COMPILED
+def test_a_compiled_forward_makes_torchs_loss():
+    module = Tagger()
+    wanted = module(X_OF_TAGGER, LABELS_OF_TAGGER)
+    with swapped(module, "cross_entropy=eager") as swap:
+        torch.testing.assert_close(compiled(module)(X_OF_TAGGER, LABELS_OF_TAGGER), wanted)
+    assert [one.provider for one in swap.sites[0].calls] == [None]
 
 
 def test_a_loss_in_bfloat16_rounds_otherwise_and_falls_back():

@@ -10,6 +10,7 @@ mask function attaches a description to plain causal masks, so that a kernel nee
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import types
@@ -32,8 +33,10 @@ from kprof.kernels.swap.patches import (
     has,
     innermost,
     python_modules,
+    tree_of,
     why_foreign,
     why_not_patched,
+    why_writing,
 )
 from kprof.kernels.swap.providers import ORIGINAL
 from kprof.kernels.swap.reads import CHANGED, Reads, reads_of_function
@@ -449,9 +452,12 @@ def _sites(
     request: Request,
 ) -> Iterator[Site | Skip]:
     original = type(module).forward
-    why = why_foreign(module) or why_not_patched(original)
+    foreign = why_foreign(module) or why_not_patched(original)
     routes: dict[Path, list[Route]] = {}
     for path, (function, translations, _) in calls.items():
+        why = foreign
+        if function is TORCHS.cross_entropy_module:
+            why = why or request.once(("made", original, path), _why_not_made, original, path)
         for one in translations:
             sort = ("settings", id(function), one.kernel)
             settings = request.once(sort, settings_of, function, one)
@@ -537,10 +543,47 @@ def replacement_of(function: Any, routes: Sequence[Route]) -> Any:
     """Return the replacement of a function: the first kernel that supports a call gets it."""
     if is_interface(function):
         return Interface(function, routes)
+    if function is TORCHS.cross_entropy_module:
+        return _losing(replacement_of(TORCHS.cross_entropy, routes), routes)
     replacement = function
     for one in reversed(routes):
         replacement = _routed(replacement, one)
     return casting(replacement) if function is attention else replacement
+
+
+def _why_not_made(forward: Callable[..., Any], path: Path) -> str | None:
+    """Return why a forward does more with a class than make modules that it calls."""
+    tree = tree_of(forward)
+    if tree is None:
+        return "the source of its forward is missing, or is not the code that runs"
+    made = {id(one.func) for one in ast.walk(tree) if isinstance(one, ast.Call)}
+    names = [one for one in ast.walk(tree) if isinstance(one, (ast.Name, ast.Attribute))]
+    named = ".".join(path)
+    if any(ast.unparse(one) == named and id(one) not in made for one in names):
+        return f"its forward does more with {named} than call it"
+    return why_writing(forward)
+
+
+def _losing(lose: Callable[..., Any], routes: Sequence[Route]) -> Callable[..., Any]:
+    """Return what makes a module of torch whose loss is computed by a replacement."""
+    notes = [one.dispatcher.noting() for one in routes]
+
+    class Loss(TORCHS.cross_entropy_module):  # type: ignore[name-defined]
+        def forward(self, input: Tensor, target: Tensor) -> Tensor:
+            options = {"reduction": self.reduction, "label_smoothing": self.label_smoothing}
+            result: Tensor = lose(
+                input, target, weight=self.weight, ignore_index=self.ignore_index, **options
+            )
+            return result
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            for note in notes:
+                note(False)
+            return TORCHS.cross_entropy_module(*args, **kwargs)
+        return Loss(*args, **kwargs)
+
+    return make
 
 
 def _routed(function: Callable[..., Any], route: Route) -> Callable[..., Any]:

@@ -20,7 +20,7 @@ from torch.nn import Module, functional
 
 from kprof.kernels import kernel_named
 from kprof.kernels.swap.dispatch import Dispatcher, changes_of, key_of
-from kprof.kernels.swap.patches import innermost, python_modules
+from kprof.kernels.swap.patches import TORCHS, calls_in, innermost, python_modules
 from kprof.kernels.swap.probes import (
     ARRANGING,
     CANNOT,
@@ -180,6 +180,9 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
             yield Skip(label, CROSS_ENTROPY, what, "it is swapped already")
             continue
         if not _calls_its_loss(type(module)):
+            if _calls_torchs_loss(type(module)):
+                # It is a site of the functions that a forward calls.
+                continue
             why = "its forward computes its loss without its loss function"
             yield Skip(label, CROSS_ENTROPY, what, why)
             continue
@@ -220,6 +223,12 @@ def _calls_its_loss(cls: type) -> bool:
         if "super" not in inner.__code__.co_names:
             return False
     return False
+
+
+def _calls_torchs_loss(cls: type) -> bool:
+    """Return whether the forward of a class names torch's own loss."""
+    torchs = (TORCHS.cross_entropy, TORCHS.cross_entropy_module)
+    return any(value is one for _, value in calls_in(cls.forward) for one in torchs)  # type: ignore[attr-defined]
 
 
 def loss_of(module: Module) -> Callable[..., Any] | None:
