@@ -95,7 +95,8 @@ def _rows(rows: pd.DataFrame, union: Intervals) -> pd.DataFrame:
     for column in ("rank", "device", "step"):
         table[column] = rows[column].to_numpy()
     table["name"] = table["kind"] = BESIDE
-    table["activity"] = "kernel"
+    is_host = (rows["activity"] == "host").to_numpy(bool)
+    table["activity"] = np.where(is_host, "host", "kernel")
     table["stream"] = -1
     table["start_ns"], table["duration_ns"] = union.start, union.end - union.start
     return table

@@ -179,7 +179,7 @@ def _overlap(first: Run, second: Run) -> bool:
 
 
 def _refuse_mixed_activity(traces: list[Trace]) -> None:
-    with_device = [len(trace.kernels) > 0 for trace in traces]
+    with_device = [len(trace.kernels) > 0 and not trace.is_host_only for trace in traces]
     if any(with_device) and not all(with_device):
         without = traces[with_device.index(False)].meta.source
         raise TraceError(

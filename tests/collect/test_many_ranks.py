@@ -134,6 +134,19 @@ def test_files_that_do_not_tell_their_rank_are_numbered_in_their_order(tmp_path)
     assert opened.trace.kernels["duration_ns"].tolist() == alone.kernels["duration_ns"].tolist()
 
 
+def test_ranks_with_and_without_a_gpu_are_refused_together_and_each_sort_is_read(ranks):
+    for rank in range(2):
+        spans = [operator(ts=10 + 100 * step, dur=50 + rank) for step in range(3)]
+        write(ranks, *spans, name=f"rank{rank}.json", distributedInfo={"rank": rank})
+    with pytest.raises(TraceError, match="GPU"):
+        open_unwritten([ranks], [4])
+    hosts = [ranks / "rank0.json", ranks / "rank1.json"]
+    some, both = open_unwritten(hosts, [1]), open_unwritten(hosts)
+    assert some.trace.is_host_only
+    assert some.trace.all_ranks.is_host_only
+    assert some.trace.meta.totals == rank_totals(both.trace)
+
+
 def test_a_saved_run_keeps_the_waits_of_all_ranks(ranks, tmp_path):
     opened = open_run([ranks], tmp_path / "x.kprof", force=False, ranks=[2, 3])
     again = load(tmp_path / "x.kprof")

@@ -8,7 +8,7 @@ of host operators is the activity.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -349,7 +349,7 @@ def add_host_activity(trace: Trace) -> Trace:
     table["start_ns"] = start_ns
     table["duration_ns"] = end_ns - start_ns
     table["op_row"] = row
-    return Trace(table, ranges, trace.samples, trace.meta)
+    return replace(trace, kernels=table, ranges=ranges)
 
 
 def _self_time(
