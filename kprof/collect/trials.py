@@ -47,7 +47,12 @@ class Workload:
     """
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], log: Path, mark: str
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        mark: str,
+        folder: Path | None = None,
     ) -> None:
         self._mark = f"{mark}={environment[mark]}".encode()
         self._has_ended = threading.Event()
@@ -57,6 +62,7 @@ class Workload:
             self._root = subprocess.Popen(
                 list(command),
                 env=dict(environment),
+                cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

@@ -6,15 +6,17 @@ import contextlib
 import functools
 import math
 import os
+import re
 import signal
-import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import msgspec
@@ -39,6 +41,14 @@ MOST_ITEMS = 40
 # Rows of one id; those that follow take too little time to explain anything.
 MOST_ROWS = 400
 MOST_HOLDERS = 8
+# Of one question; each takes a replay of the recording, and all of them another.
+MOST_CHANGES = 20
+# The number in an id: as it stands in answers, so in no other digits.
+NUMBER = re.compile("0|[1-9][0-9]{0,17}")
+# How soon a run of a script learns that nobody waits for it, in s.
+LOOK_S = 0.1
+# The variable by which the processes of such a run are known.
+MARK = "KPROF_ASKED_BY"
 # Runs that stay in memory; the one that was used longest ago is closed first.
 MOST_RUNS = 8
 
@@ -67,7 +77,27 @@ def mcp(
     """
     if not root.is_dir():
         raise KprofError(f"--root {root}: there is no such folder", fix="name an existing folder")
-    server(Tools(root, budget_s=budget if allow_run else 0.0)).run("stdio")
+    tools = Tools(root, budget_s=budget if allow_run else 0.0)
+    with _closing_on_signals(tools):
+        server(tools).run("stdio")
+
+
+@contextlib.contextmanager
+def _closing_on_signals(tools: Tools) -> Iterator[None]:
+    """Let a signal end the process, whatever its threads read or run, but no run outlive it."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        tools.close()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    ended_by = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, leave) for number in ended_by}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def server(tools: Tools) -> Any:  # noqa: ANN401 - the package is optional
@@ -77,13 +107,27 @@ def server(tools: Tools) -> Any:  # noqa: ANN401 - the package is optional
         KprofError: the package mcp is not installed.
     """
     try:
+        from anyio.from_thread import check_cancelled
         from mcp.server import MCPServer
+        from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
         from mcp.types import ToolAnnotations
     except ImportError as error:
         raise KprofError(
             "kprof mcp needs the package mcp, version 2 or newer", fix="pip install 'kprof[mcp]'"
         ) from error
-    made = MCPServer("kprof", instructions=INSTRUCTIONS, log_level="ERROR")
+
+    class Server(MCPServer):  # type: ignore[misc]  # the package is optional
+        async def call_tool(self, name: str, *words: Any, **options: Any) -> Any:  # noqa: ANN401
+            """Call a tool; what is wrong with its arguments is told in an answer's size, too."""
+            try:
+                return await super().call_tool(name, *words, **options)
+            except UnexpectedToolError:
+                raise
+            except ToolError as error:
+                raise ToolError(encode(cannot_be_answered(str(error), SEE_TOOLS))) from error
+
+    tools.check_cancelled = check_cancelled
+    made = Server("kprof", instructions=INSTRUCTIONS, log_level="ERROR")
     for name in TOOLS:
         runs = name == "ab" and tools.can_run
         hints = ToolAnnotations(read_only_hint=not runs, open_world_hint=runs)
@@ -92,6 +136,7 @@ def server(tools: Tools) -> Any:  # noqa: ANN401 - the package is optional
 
 
 Words = ParamSpec("Words")
+SEE_TOOLS = "call a tool of the list, with arguments as its schema says"
 
 
 def _answering(tool: Callable[Words, Answer]) -> Callable[Words, str]:
@@ -174,11 +219,25 @@ class Tools:
         self.can_run = budget_s > 0
         self._runs: dict[str, Trace] = {}
         self._ids: dict[tuple[Path, int], str] = {}
+        # Clients ask several things at once, each in a thread of its own.
+        self._opening = threading.RLock()
+        # Two comparisons at once would measure each other.
+        self._running = threading.Lock()
+        self._is_closing = threading.Event()
+        self.check_cancelled: Callable[[], None] = lambda: None
+        """Raises in a thread whose answer nobody waits for any longer."""
+
+    def close(self) -> None:
+        """End the run of a script, if there is one, and wait for its end."""
+        self._is_closing.set()
+        with self._running:
+            pass
 
     @_answering
     def open(self, path: str) -> Answer:
         """Open a trace, a folder of rank traces, or a run folder; returns the id of the run."""
-        return self._headline(self._open(path))
+        with self._opening:
+            return self._headline(self._open(path))
 
     def _open(self, path: str) -> str:
         from kprof.opened import open_trace
@@ -205,8 +264,12 @@ class Tools:
         Raises:
             KprofError: it is not.
         """
-        if "\0" in path:
-            raise KprofError("a path has no null character", fix="check the path")
+        try:
+            is_path = b"\0" not in os.fsencode(path)
+        except UnicodeEncodeError:
+            is_path = False
+        if not is_path:
+            raise KprofError("a path holds a character that none has", fix="check the path")
         found = (self._root / path).resolve()
         if found != self._root and self._root not in found.parents:
             raise KprofError(f"{path} is outside of {self._root}", fix="start with another --root")
@@ -218,12 +281,14 @@ class Tools:
         Raises:
             KprofError: there is none.
         """
-        if run not in self._runs:
-            opened = ", ".join(self._runs) or "none"
-            raise KprofError(f"there is no run {run}", fix=f"open a path first; open are: {opened}")
-        trace = self._runs.pop(run)
-        self._runs[run] = trace
-        return trace
+        with self._opening:
+            trace = self._runs.pop(run, None)
+            if trace is None:
+                opened = ", ".join(self._runs) or "none"
+                fix = f"open a path first; open are: {opened}"
+                raise KprofError(f"there is no run {run}", fix=fix)
+            self._runs[run] = trace
+            return trace
 
     def _headline(self, run: str) -> Answer:
         from kprof.report.summary import summarize
@@ -307,7 +372,7 @@ class Tools:
             **{table: functools.partial(_row, table=table) for table in TABLES},
         }
         sort, _, number = "/".join(rest).partition("/")
-        if sort not in sorts or not number.isdecimal():
+        if sort not in sorts or not NUMBER.fullmatch(number):
             raise KprofError(f"there is no {id}", fix="take an id from an answer")
         answer = sorts[sort](trace, int(number), run)
         answer |= _page("rows", answer.get("rows", []), offset)
@@ -356,6 +421,10 @@ class Tools:
                 "changes": asked,
                 "known": _predictions(trace.meta.what_if),
             }
+        if len(changes) > MOST_CHANGES:
+            raise KprofError(
+                f"{len(changes):,} changes are too many", fix=f"ask about {MOST_CHANGES} at most"
+            )
         parsed = [parse_change(text, trace) for text in changes]
         baseline = find_baseline(trace)
         together = [parsed] if len(parsed) > 1 else []
@@ -405,41 +474,41 @@ class Tools:
 
     def _measured(self, script: Path, arguments: list[str], options: list[str]) -> Answer:
         """Run `kprof ab` for as long as the budget lasts, and return its verdict."""
-        if self._budget_s <= 0:
-            raise KprofError("the time for runs is used up", fix="start again with more --budget")
         if not script.is_file():
             raise KprofError(f"{script.name} is no file", fix="name a script below the root")
-        with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder) / "compared.kprof"
+        with self._running, tempfile.TemporaryDirectory() as folder:
+            if self._budget_s <= 0:
+                fix = "start again with more --budget"
+                raise KprofError("the time for runs is used up", fix=fix)
+            out, log = Path(folder) / "compared.kprof", Path(folder) / "said"
             words = [*options, "--out", str(out), str(script), *arguments]
             began = time.monotonic()
-            said = _run([sys.executable, "-m", "kprof", "ab", *words], self._root, self._budget_s)
-            self._budget_s -= time.monotonic() - began
+            try:
+                said = self._run([sys.executable, "-m", "kprof", "ab", *words], log)
+            finally:
+                self._budget_s -= time.monotonic() - began
             if not (out / "comparison.json").exists():
                 raise KprofError(f"kprof ab has no verdict: {said}", fix="see the message")
             return {**_verdict(out), "budget_left_s": max(round(self._budget_s), 0)}
 
+    def _run(self, command: Sequence[str], log: Path) -> str:
+        """Run a command in the root while there is budget and a client; return its last words.
 
-def _run(command: Sequence[str], folder: Path, limit_s: float) -> str:
-    """Run a command for at most so long; return the end of what it says on stderr."""
-    with subprocess.Popen(
-        command,
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    ) as process:
-        try:
-            return process.communicate(timeout=limit_s)[1][-MOST_TEXT:].strip()
-        except subprocess.TimeoutExpired:
-            return f"it took longer than the {limit_s:.0f} s that were left"
-        finally:
-            # Also what the script started and left behind.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+        All that it started is ended with it.
+        """
+        from kprof.collect.trials import Workload, ending
+
+        environment = {**os.environ, MARK: str(os.getpid())}
+        ends = time.monotonic() + self._budget_s
+        workload = Workload(command, environment, log, MARK, self._root)
+        with ending(workload):
+            while workload.wait(LOOK_S) is None:
+                self.check_cancelled()
+                if self._is_closing.is_set():
+                    return "the server is closing"
+                if time.monotonic() > ends:
+                    return f"it took longer than the {self._budget_s:.0f} s that were left"
+        return log.read_text(errors="replace")[-MOST_TEXT:].strip()
 
 
 def _verdict(folder: Path) -> Answer:

@@ -3,8 +3,13 @@
 import asyncio
 import contextlib
 import json
+import signal
+import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -156,6 +161,7 @@ def test_every_id_of_an_answer_resolves(run):
         ("ab", {}),
         ("ab", {"comparison": "rich.kprof"}),
         ("ab", {"comparison": "a\0b"}),
+        ("ab", {"comparison": "\ud800"}),
         ("ab", {"script": "train.py"}),
     ],
 )
@@ -169,9 +175,9 @@ def test_a_question_without_an_answer_has_a_reason_and_a_fix(run, tool, argument
 def test_a_number_that_no_row_has_is_no_id(run):
     async def beyond(client):
         await client("open", path="rich.kprof")
-        return [
-            await client("explain", id=f"r1/{one}") for one in ("kernels/9", "finding/0", "x/1")
-        ]
+        numbers = ("9", "\u0661", "01", "+1", "1" * 5000)
+        ids = [*(f"kernels/{number}" for number in numbers), "finding/0", "x/1"]
+        return [await client("explain", id=f"r1/{one}") for one in ids]
 
     assert {one["type"] for one in asked(run, beyond)} == {"cannot_be_answered"}
 
@@ -308,6 +314,134 @@ def test_a_run_of_a_script_ends_with_its_budget(tmp_path):
     assert first["type"] == second["type"] == "cannot_be_answered"
     assert "2 s" in first["because"]
     assert "used up" in second["because"]
+
+
+@pytest.fixture
+def endless(tmp_path, monkeypatch):
+    """In the place of `kprof ab`: it starts a process that leaves its session, and never ends."""
+    (tmp_path / "train.py").touch()
+    python = tmp_path / "python"
+    python.write_text(
+        f"#!/bin/sh\nsetsid sleep 600 &\necho $! > {tmp_path}/part\n"
+        f"mv {tmp_path}/part {tmp_path}/number\nsleep 600\n"
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    return tmp_path / "number"
+
+
+def lives(number):
+    """Tell whether the process lives whose number stands in a file; wait for the file."""
+    while not number.exists():
+        time.sleep(0.02)
+    status = Path("/proc", number.read_text().strip(), "stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_what_a_script_started_ends_with_its_budget(tmp_path, endless):
+    answer = json.loads(Tools(tmp_path, budget_s=1.0).ab(script="train.py"))
+    assert answer["type"] == "cannot_be_answered"
+    assert not lives(endless)
+
+
+def test_a_run_ends_where_its_request_is_cancelled(tmp_path, endless):
+    class Cancelled(BaseException):
+        pass
+
+    def cancel():
+        if endless.exists():
+            raise Cancelled
+
+    tools = Tools(tmp_path, budget_s=600.0)
+    tools.check_cancelled = cancel
+    with pytest.raises(Cancelled):
+        tools.ab(script="train.py")
+    assert not lives(endless)
+
+
+def test_a_run_ends_before_the_server_does(tmp_path, endless):
+    tools = Tools(tmp_path, budget_s=600.0)
+    with ThreadPoolExecutor() as threads:
+        answer = threads.submit(tools.ab, script="train.py")
+        assert lives(endless)
+        tools.close()
+        assert not lives(endless)
+        assert json.loads(answer.result())["type"] == "cannot_be_answered"
+
+
+def test_two_comparisons_run_one_after_the_other(tmp_path, monkeypatch):
+    (tmp_path / "train.py").touch()
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nmkdir {tmp_path}/busy && sleep 0.3 && rmdir {tmp_path}/busy\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    tools = Tools(tmp_path, budget_s=600.0)
+    with ThreadPoolExecutor() as threads:
+        answers = list(threads.map(lambda _: tools.ab(script="train.py"), range(3)))
+    # A run that finds another one says that the folder exists.
+    assert [json.loads(one)["because"] for one in answers] == ["kprof ab has no verdict: "] * 3
+
+
+def test_a_path_that_is_asked_for_several_times_at_once_is_opened_once(run, monkeypatch):
+    opened = []
+
+    def slowly(path):
+        opened.append(path.name)
+        time.sleep(0.1)
+        return RICH
+
+    monkeypatch.setattr("kprof.opened.open_trace", slowly)
+    (run / "other.kprof").mkdir()
+    tools = Tools(run)
+    with ThreadPoolExecutor() as threads:
+        paths = ["rich.kprof", "other.kprof"] * 4
+        answers = [json.loads(one) for one in threads.map(tools.open, paths)]
+    assert sorted(opened) == ["other.kprof", "rich.kprof"]
+    assert [one["id"] for one in answers[::2]] == [answers[0]["id"]] * 4
+    assert len({one["id"] for one in answers}) == 2
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("whatif", {"run": "r1", "changes": list(range(3000))}),
+        ("ab", {"options": [{}] * 3000}),
+        ("ab" * 30_000, {}),
+        ("whatif", {"run": "r1", "changes": ["kind:gemm=2"] * 3000}),
+        ("explain", {"id": "x" * 1_000_000}),
+    ],
+)
+def test_an_answer_to_a_huge_request_has_limited_size(run, tool, arguments):
+    async def talk():
+        async with mcp.Client(server(Tools(run))) as client:
+            await client.call_tool("open", {"path": "rich.kprof"})
+            return await client.call_tool(tool, arguments)
+
+    (content,) = asyncio.run(talk()).content
+    assert len(content.text.encode()) <= MOST_BYTES
+    assert json.loads(content.text)["type"] == "cannot_be_answered"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_server_at_once(run, number):
+    words = [sys.executable, "-m", "kprof", "mcp", "--root", str(run)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        hello = {
+            "jsonrpc": "2.0",
+            "id": 1,
+            "method": "initialize",
+            "params": {
+                "protocolVersion": "2025-06-18",
+                "capabilities": {},
+                "clientInfo": {"name": "test", "version": "1"},
+            },
+        }
+        process.stdin.write(json.dumps(hello).encode() + b"\n")
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["id"] == 1
+        process.send_signal(number)
+        assert process.wait(20) == -number
 
 
 def test_without_the_package_there_is_one_error_with_its_fix(monkeypatch, capfd):
