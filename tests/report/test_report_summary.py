@@ -18,8 +18,9 @@ from kprof.findings import Diagnosis
 from kprof.opened import open_trace
 from kprof.report.redaction import redacted
 from kprof.report.result import result_of
-from kprof.report.section import Bar, sections_of
+from kprof.report.section import Bar, Table, sections_of
 from kprof.report.sections.summary import render
+from kprof.report.sections.time import render as render_time
 from kprof.report.summary import summarize
 from kprof.report.terminal import print_summary
 from tests.analyze.findings.rule_cases import CASES
@@ -37,7 +38,20 @@ RECORDED = (
     "whole_step",
 )
 PLANTED = ("data_loading", "pageable_copies", "exposed_collectives", "sync_in_loop")
-LEAN = {"host only": HOST_ONLY, "rich": RICH, "one kernel": analyzed_trace_of({})}
+MANY_KINDS = analyzed_trace_of(
+    *(
+        {"kind": kind, "start_ns": 100 * number, "duration_ns": 100 - 10 * number}
+        for number, kind in enumerate(
+            ("gemm", "norm", "copy", "softmax", "attention", "elementwise", "other", "loss")
+        )
+    )
+)
+LEAN = {
+    "host only": HOST_ONLY,
+    "rich": RICH,
+    "one kernel": analyzed_trace_of({}),
+    "many kinds": MANY_KINDS,
+}
 NAMES = (*RECORDED, *PLANTED, *LEAN)
 # What limits each: the owner of most of its time.
 LIMITS = {
@@ -99,6 +113,19 @@ def test_the_shown_shares_of_the_bar_add_up_to_100_percent(name):
     assert sum(round(10 * float(one.shown.removesuffix(" %"))) for one in bar.segments) == 1000
     assert sum(one.share for one in bar.segments) == pytest.approx(1)
     assert len({one.label for one in bar.segments}) == len(bar.segments) <= 8
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_bar_and_the_table_of_time_say_the_same_of_one_label(name):
+    trace = trace_named(name)
+    (bar,) = [part for part in render(trace).parts if isinstance(part, Bar)]
+    table = next(part for part in render_time(trace).parts if isinstance(part, Table))
+    # Of a step where there are steps, else of the window: the last column.
+    told = {row[0]: (row[1], row[-1]) for row in table.rows}
+    common = [one for one in bar.segments if one.label in told]
+    assert len(common) >= min(len(bar.segments), 6)
+    for one in common:
+        assert (one.shown, one.detail) == told[one.label]
 
 
 @pytest.mark.parametrize("name", LIMITS)

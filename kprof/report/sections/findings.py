@@ -84,8 +84,12 @@ def _lead(diagnosis: Diagnosis) -> str:
     number = format_count(len(diagnosis.findings), "finding")
     if diagnosis.together is None:
         return f"{number}."
+    first = diagnosis.findings[0].saving
+    is_known = first is not None and first.high_ns is not None
+    saving = "largest expected saving first"
+    order = saving if is_known else f"large costs without a known saving, then {saving}"
     lead = (
-        f"{number}, largest expected saving first. All fixes together would save "
+        f"{number}: {order}. All fixes together would save "
         f"{format_saving(diagnosis.together)} of {saved_of(diagnosis.together, diagnosis)}"
     )
     if not diagnosis.differs_by:

@@ -34,7 +34,6 @@ LEAST_LIMIT = 0.01
 NO_CAUSE = "idle time whose cause is not known"
 HOST_IDLE = "time between operators (Python code or waiting)"
 TO_KNOW = "Counters tell: `kprof run --ncu SCRIPT`."
-OTHER, OTHER_IDLE = "other", "other idle"
 BOUNDS = {
     "memory": "memory bandwidth",
     "compute": "arithmetic",
@@ -98,9 +97,12 @@ def _bar(summary: Summary) -> Bar:
     tenths = tenths_of_a_percent([one.time_ns for one in summary.time])
     for number, one in enumerate(zip(summary.time, tenths, strict=True)):
         label = label_of(one[0].name, is_idle=one[0].is_idle, in_host=summary.is_host_only)
-        # A part that would be alone among the others keeps its name.
-        if number >= MOST_SEGMENTS and smaller.count(one[0].is_idle) > 1:
-            label = OTHER_IDLE if one[0].is_idle else OTHER
+        num_smaller = smaller.count(one[0].is_idle)
+        # A part that would be alone among the smaller ones keeps its name.
+        if number >= MOST_SEGMENTS and num_smaller > 1:
+            # "other" is the name of a kind.
+            counted = f"{num_smaller} smaller"
+            label = f"idle ({counted} causes)" if one[0].is_idle else f"{counted} kinds"
         groups.setdefault(label, []).append(one)
     ordered = sorted(groups.items(), key=lambda group: group[1][0][0].is_idle)
     colours = colours_of(one.name for one in summary.time if one.name and not one.is_idle)
