@@ -13,13 +13,20 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
-def reference(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int = 0) -> Tensor:
+def reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool = True,
+    window: int = 0,
+    scale: float | None = None,
+) -> Tensor:
     """Return torch's own attention, with a mask where it needs one, as Hugging Face calls it.
 
     Torch's backends differ for a query that sees no key: here it sees all, and gets 0 afterwards.
     """
     q, k, v = (aligned_for_torch(one) for one in (q, k, v))
-    options: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1]}
+    options: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1], "scale": scale}
     is_blind = None
     if _is_masked(q, k, is_causal, window):
         is_seen = _seen(q, k, is_causal, window)
@@ -81,8 +88,16 @@ def _seen(q: Tensor, k: Tensor, is_causal: bool, window: int) -> Tensor:
     return is_seen & (ahead.abs() < window) if window else is_seen
 
 
-def truth(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int = 0) -> Tensor:
+def truth(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool = True,
+    window: int = 0,
+    scale: float | None = None,
+) -> Tensor:
     """Return the mathematics of attention, on float64: all scores at once."""
+    q = q if scale is None else q * (scale * math.sqrt(q.shape[-1]))
     return masked_attention(q, k, v, _seen(q, k, is_causal, window))
 
 

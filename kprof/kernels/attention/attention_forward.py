@@ -127,8 +127,15 @@ def attention_forward(
     return results
 
 
-def _ours(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int = 0) -> Tensor:
-    return attention_forward(q, k, v, is_causal=is_causal, window=window)[0]
+def _ours(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool = True,
+    window: int = 0,
+    scale: float | None = None,
+) -> Tensor:
+    return attention_forward(q, k, v, scale=scale, is_causal=is_causal, window=window)[0]
 
 
 def _for_hopper(*, is_ordered: bool) -> Any:
@@ -136,15 +143,27 @@ def _for_hopper(*, is_ordered: bool) -> Any:
     if why:
         raise ImportError(why)
 
-    def call(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int = 0) -> Tensor:
+    def call(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        is_causal: bool = True,
+        window: int = 0,
+        scale: float | None = None,
+    ) -> Tensor:
         how = {"is_causal": is_causal, "is_for_hopper": True, "is_ordered": is_ordered}
-        return attention_forward(q, k, v, window=window, **how)[0]
+        return attention_forward(q, k, v, scale=scale, window=window, **how)[0]
 
     return call
 
 
 def _refuses(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int = 0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool = True,
+    window: int = 0,
+    scale: float | None = None,
 ) -> str | None:
     if q.dim() != 4 or k.dim() != 4 or v.shape != k.shape or q.shape[0] != k.shape[0]:
         return f"queries {tuple(q.shape)}, keys {tuple(k.shape)} and values {tuple(v.shape)}"
@@ -156,10 +175,19 @@ def _refuses(
         return f"{q.shape[1]} query heads do not share {k.shape[1]} heads of keys"
     if max(q.shape[:2]) > MOST_PLACES or max(q.shape[2], k.shape[2]) > MOST_KEYS:
         return f"{tuple(q.shape)}: more than a grid has room for"
+    if scale is not None and not 0 < scale < math.inf:
+        return f"a scale of {scale}"
     return None
 
 
-def _work(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int = 0) -> Work:
+def _work(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool = True,
+    window: int = 0,
+    scale: float | None = None,
+) -> Work:
     batch, heads, num_queries, dim = q.shape
     pairs = _count_pairs(num_queries, k.shape[2], is_causal, window)
     moved = 2 * q.numel() + 2 * k.numel()
@@ -167,7 +195,12 @@ def _work(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int =
 
 
 def _backward_work(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int = 0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool = True,
+    window: int = 0,
+    scale: float | None = None,
 ) -> Work:
     """Count five GEMMs for the two of the forward pass; y and dy are read."""
     moved = 4 * q.numel() + 4 * k.numel()
@@ -187,9 +220,9 @@ def _of_torch(backend: str) -> Any:
     """Return torch's attention by one of its backends."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    def call(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int = 0) -> Tensor:
+    def call(*arguments: Any) -> Tensor:
         with sdpa_kernel(getattr(SDPBackend, backend)):
-            return reference(q, k, v, is_causal, window)
+            return reference(*arguments)
 
     return call
 
@@ -204,10 +237,18 @@ def _flash(module: str) -> Any:
     """Return FlashAttention of a module."""
     attend = importlib.import_module(module).flash_attn_func
 
-    def call(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int = 0) -> Any:
+    def call(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        is_causal: bool = True,
+        window: int = 0,
+        scale: float | None = None,
+    ) -> Any:
         left, right = _bounds(q, k, is_causal, window)
         given = (one.transpose(1, 2) for one in (q, k, v))
         options: dict[str, Any] = {"window_size": (left, right)} if left >= 0 else {}
+        options |= {} if scale is None else {"softmax_scale": scale}
         y = attend(*given, causal=is_causal, **options)
         y = y[0] if isinstance(y, tuple) else y
         if torch.is_grad_enabled() and q.requires_grad and not y.requires_grad:
@@ -229,7 +270,12 @@ def _inputs(shape: tuple[int, ...], draw: Any) -> tuple[Any, ...]:
 
 
 def shape_of(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int = 0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool = True,
+    window: int = 0,
+    scale: float | None = None,
 ) -> tuple[int, ...]:
     """Return (B, query heads, heads, T, N, window, D) of a call without a window, or causal.
 

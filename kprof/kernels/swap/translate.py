@@ -40,6 +40,7 @@ ATTENTION_FP8 = "attention_fp8"
 # Tokens per call of decoding; with more, it is prefill.
 MOST_TOKENS = 8
 FEW_TOKENS, MANY_TOKENS = f"{MOST_TOKENS} tokens or fewer", f"more than {MOST_TOKENS} tokens"
+OTHER_SCALE = "another scale"
 Arguments = tuple[Any, ...]
 
 
@@ -79,23 +80,41 @@ def attend_to_many(
         return None
     if query.shape[2] <= MOST_TOKENS:
         return FEW_TOKENS
-    if not (enable_gqa or query.shape[1] == key.shape[1]) or not is_own_scale(scale, query):
+    if not (enable_gqa or query.shape[1] == key.shape[1]):
         return None
-    return many_queries(query, key, value, is_causal)
+    return many_queries(query, key, value, is_causal, scale)
 
 
-def many_queries(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Arguments | str:
+def attend_to_many_in_fp8(*args: Any, **kwargs: Any) -> Arguments | str | None:
+    """Return the arguments of `attention_fp8` for a call of torch's attention."""
+    return with_own_scale(attend_to_many(*args, **kwargs))
+
+
+def many_queries(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None = None
+) -> Arguments | str:
     """Return the arguments of `attention_forward` for torch's attention without a mask.
 
     Torch aligns a causal mask at the first query and key, the kernel at the last ones. Keys that no
     query sees are cut off.
     """
     tokens, keys = q.shape[2], k.shape[2]
-    if not is_causal or tokens == keys:
-        return q, k, v, is_causal, 0
-    if tokens > keys:
+    if is_causal and tokens > keys:
         return "more tokens than keys"
-    return q, k[:, :, :tokens], v[:, :, :tokens], True, 0
+    if is_causal:
+        k, v = k[:, :, :tokens], v[:, :, :tokens]
+    return scaled((q, k, v, is_causal, 0), scale)
+
+
+def scaled(arguments: Arguments, scale: float | None) -> Arguments:
+    """Return arguments of `attention_forward` with a scale, which stands last if it is another."""
+    return arguments if is_own_scale(scale, arguments[0]) else (*arguments, scale)
+
+
+def with_own_scale(arguments: Arguments | str | None) -> Arguments | str | None:
+    """Return the arguments of `attention_forward` for a kernel that has the usual scale alone."""
+    is_other = isinstance(arguments, tuple) and len(arguments) > len(("q", "k", "v", "", ""))
+    return OTHER_SCALE if is_other else arguments
 
 
 def as_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -140,10 +159,13 @@ def attention_shape(
     return q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3]
 
 
-def many_key(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, window: int) -> Hashable:
+def many_key(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, window: int, scale: float | None = None
+) -> Hashable:
     """Return the key of the decision about a call of `attention_forward`."""
     has_gradient = q.requires_grad or k.requires_grad or v.requires_grad
-    return key_of(q, k), k.shape, v.shape, v.dtype, type(v), is_causal, window, has_gradient
+    options = is_causal, window, scale
+    return key_of(q, k), k.shape, v.shape, v.dtype, type(v), options, has_gradient
 
 
 def probe_attention(tokens: int) -> Callable[..., Arguments]:
@@ -413,7 +435,12 @@ _MANY = Translation(
     shape=_shape_of_many,
     calls=MANY_TOKENS,
 )
-_MANY_NARROW = replace(_MANY, kernel=ATTENTION_FP8, calls=f"{_MANY.calls}, in FP8")
+_MANY_NARROW = replace(
+    _MANY,
+    kernel=ATTENTION_FP8,
+    arguments=attend_to_many_in_fp8,
+    calls=f"{_MANY.calls}, in FP8",
+)
 _LOSS = Translation(
     CROSS_ENTROPY,
     _lose,

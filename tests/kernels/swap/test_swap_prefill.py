@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from kprof.kernels.swap.translate import FEW_TOKENS
 from kprof.kernels.swap.providers import NEEDS_GPU
-from kprof.kernels.swap.translate import MANY_TOKENS
+from kprof.kernels.swap.translate import MANY_TOKENS, OTHER_SCALE
 from tests.kernels.swap.reasons import GRADIENTS
 from kprof.kernels.attention.attention_forward import KERNEL as FORWARD
 from kprof.kernels.swap.providers import AS_FAST, UNMEASURED, Providers
@@ -106,7 +106,7 @@ def test_few_and_many_tokens_go_to_two_kernels():
     [
         ({"attn_mask": torch.ones(20, 20, dtype=torch.bool)}, {}, OTHERWISE),
         ({"dropout_p": 0.5}, {}, OTHERWISE),
-        ({"scale": 0.3}, {}, OTHERWISE),
+        ({"scale": -0.3}, {}, "a scale of -0.3"),
         ({}, {"tokens": 8}, FEW_TOKENS),
         # Its last queries would see all keys.
         ({"is_causal": True}, {"keys": 12}, "tokens than keys"),
@@ -125,8 +125,19 @@ def test_calls_with_what_the_kernel_does_not_have_go_to_torch(options, shape, wh
     assert why in found
 
 
-def test_calls_that_want_gradients_are_replaced_too():
-    module, call = Attention(is_causal=True), call_of()
+def test_another_scale_is_the_kernels_but_not_in_less_precision():
+    module, call = Attention(scale=0.3), call_of()
+    wanted = module(*call)
+    with torch.no_grad(), swapped(module, "attention_fp8=eager", KERNEL) as swap:
+        torch.testing.assert_close(module(*call), wanted, rtol=1e-3, atol=1e-3)
+    assert not torch.allclose(Attention()(*call), wanted, rtol=1e-3, atol=1e-3)
+    assert ways_of(swap) == [(1, "kprof", None)]
+    assert ways_of(swap, "attention_fp8") == [(1, None, OTHER_SCALE)]
+
+
+@pytest.mark.parametrize("options", [{}, {"scale": 1 / 16}])
+def test_calls_that_want_gradients_are_replaced_too(options):
+    module, call = Attention(is_causal=True, **options), call_of()
     call = [one.requires_grad_() for one in call]
     wanted = torch.autograd.grad(module(*call).float().square().sum(), call)
     with swapped(module, KERNEL) as swap:
@@ -160,7 +171,8 @@ def test_under_autocast_the_kernel_computes_in_the_dtype_that_torch_would(mode):
 
 
 def test_under_autocast_what_no_kernel_takes_gets_the_same_from_torch():
-    module, call = Attention(scale=0.3), [one.float() for one in call_of()]
+    mask = torch.ones(20, 20, dtype=torch.bool)
+    module, call = Attention(attn_mask=mask), [one.float() for one in call_of()]
     with torch.no_grad(), torch.autocast("cpu", torch.float16):
         wanted = module(*call)
         with swapped(module, KERNEL) as swap:

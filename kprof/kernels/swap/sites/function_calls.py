@@ -51,6 +51,7 @@ from kprof.kernels.swap.translate import (
     LAYERNORM,
     MANY_TOKENS,
     MOST_TOKENS,
+    OTHER_SCALE,
     RMSNORM,
     ROPE,
     Arguments,
@@ -63,9 +64,11 @@ from kprof.kernels.swap.translate import (
     is_of_hugging_face,
     is_own_scale,
     many_queries,
+    scaled,
     settings_of,
     translations_of,
     why_unlike_rotation,
+    with_own_scale,
 )
 
 SEEN = "kprof_seen"
@@ -291,6 +294,8 @@ def _decoding(
     if q.shape[2] > MOST_TOKENS:
         return MANY_TOKENS
     why = _why_odd(q, k, mask, options)
+    if not why and not is_own_scale(options.get("scaling"), q):
+        why = OTHER_SCALE
     if why:
         return why
     if mask is not None:
@@ -310,18 +315,26 @@ def _many(
     why = _why_odd(q, k, mask, options)
     if why:
         return why
+    scale = options.get("scaling")
     if mask is None:
-        return many_queries(q, k, v, _is_causal(module, options))
+        return many_queries(q, k, v, _is_causal(module, options), scale)
     seen: Seen = getattr(mask, SEEN)
     if seen.lengths is not None:
         return "a cache with room for more tokens"
-    return q, k, v, True, seen.window
+    return scaled((q, k, v, True, seen.window), scale)
+
+
+def _many_in_fp8(*given: Any) -> Arguments | str:
+    """Return the arguments of a call for `attention_fp8`, or why it has none."""
+    arguments = with_own_scale(_many(*given))
+    assert arguments is not None
+    return arguments
 
 
 # Per kernel: takes the arguments of Hugging Face's attention; returns those of the kernel, or why
 # it has none.
 ARGUMENTS: dict[str, Callable[..., Arguments | str]] = {DECODE_ATTENTION: _decoding}
-ARGUMENTS |= {ATTENTION_FORWARD: _many, ATTENTION_FP8: _many}
+ARGUMENTS |= {ATTENTION_FORWARD: _many, ATTENTION_FP8: _many_in_fp8}
 
 
 def _why_odd(q: Tensor, k: Tensor, mask: Tensor | None, options: dict[str, Any]) -> str:
@@ -330,8 +343,6 @@ def _why_odd(q: Tensor, k: Tensor, mask: Tensor | None, options: dict[str, Any])
         return "dropout"
     if options.get("position_bias") is not None or options.get("output_attentions"):
         return "a bias, or weights to return"
-    if not is_own_scale(options.get("scaling"), q):
-        return "another scale"
     if mask is None:
         return ""
     seen: Seen | None = getattr(mask, SEEN, None)
