@@ -542,14 +542,27 @@ class MaskedLM(CausalLM):
         return Output(loss=loss_fct(logits.view(-1, V), labels.view(-1)), logits=logits)
 
 
+class WithLossModule(MaskedLM):
+    """As DistilBERT: torch's loss is a module of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.mlm_loss_fct = nn.CrossEntropyLoss()
+
+    def forward(self, input_ids, labels=None):
+        logits = self.lm_head(self.model(input_ids).last_hidden_state)
+        return Output(loss=self.mlm_loss_fct(logits.view(-1, V), labels.view(-1)), logits=logits)
+
+
 def test_a_loss_function_that_the_forward_does_not_call_is_no_site():
     with swapped(Ignoring(), "cross_entropy=eager") as swap:
         pass
     assert [site.skipped for site in swap.sites] == [UNUSED_LOSS]
 
 
-def test_a_model_that_makes_torchs_loss_has_one_site_of_it():
-    model = MaskedLM()
+@pytest.mark.parametrize("cls", [MaskedLM, WithLossModule])
+def test_a_model_that_calls_torchs_loss_has_one_site_of_it(cls):
+    model = cls()
     wanted = trained(model)
     with swapped(model, "cross_entropy=eager") as swap:
         torch.testing.assert_close(trained(model), wanted)

@@ -180,7 +180,7 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
             yield Skip(label, CROSS_ENTROPY, what, "it is swapped already")
             continue
         if not _calls_its_loss(type(module)):
-            if _calls_torchs_loss(type(module)):
+            if _has_torchs_loss(module):
                 # It is a site of the functions that a forward calls.
                 continue
             why = "its forward computes its loss without its loss function"
@@ -225,10 +225,12 @@ def _calls_its_loss(cls: type) -> bool:
     return False
 
 
-def _calls_torchs_loss(cls: type) -> bool:
-    """Return whether the forward of a class names torch's own loss."""
-    torchs = (TORCHS.cross_entropy, TORCHS.cross_entropy_module)
-    return any(value is one for _, value in calls_in(cls.forward) for one in torchs)  # type: ignore[attr-defined]
+def _has_torchs_loss(module: Module) -> bool:
+    """Return whether torch's own loss is a child of a module, or named in its forward."""
+    kind = TORCHS.cross_entropy_module
+    named = [value for _, value in calls_in(type(module).forward)]
+    is_named = any(one is kind or one is TORCHS.cross_entropy for one in named)
+    return is_named or any(type(child) is kind for child in module.children())
 
 
 def loss_of(module: Module) -> Callable[..., Any] | None:
