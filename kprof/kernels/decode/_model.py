@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Linear, Module
+from torch.nn import Embedding, Linear, Module
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Of a head; the kernel needs a power of two.
@@ -204,11 +204,23 @@ def _why_changed(model: Module) -> str | None:
         cls = type(module)
         if not cls.__module__.startswith((home, "torch.nn.modules", "transformers.activations")):
             return f"{name} is a {cls.__module__}.{cls.__name__}"
+        if not _is_as_built(name, module, home):
+            return f"{name} is a {cls.__name__}"
         if "forward" in module.__dict__:
             return f"the forward of {name or cls.__name__} was replaced"
         if module._forward_hooks or module._forward_pre_hooks:
             return f"{name or cls.__name__} has hooks"
     return _why_not_stored(model)
+
+
+def _is_as_built(name: str, module: Module, home: str) -> bool:
+    """Return whether a part that decoding reads has the class that its family gives it."""
+    part = name.rpartition(".")[2]
+    if part.endswith("_proj") or part == "lm_head":
+        return type(module) is Linear
+    if part == "embed_tokens":
+        return isinstance(module, Embedding)
+    return not part.endswith("norm") or type(module).__module__ == home
 
 
 def _why_not_stored(model: Module) -> str | None:

@@ -6,6 +6,8 @@ supported runs the loop of the model. `Decoding` has the engines of one model.
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.modules import module as _GLOBAL
 
 from kprof.errors import KprofError
 from kprof.kernels import OURS, Kernel, Provider, Shape, Work
@@ -48,7 +51,7 @@ OTHER_LOOPS = (
     *("num_beams", "prompt_lookup_num_tokens", "penalty_alpha", "dola_layers"),
     *("return_dict_in_generate", "token_healing"),
 )
-# Logits processors by name, and what they set in a `Sampling`.
+# Logits processors by name, in the order of `generate`, and what they set in a `Sampling`.
 PROCESSORS = {
     "TemperatureLogitsWarper": ("temperature", "temperature"),
     "TopKLogitsWarper": ("top_k", "top_k"),
@@ -68,10 +71,12 @@ class Decoding:
         """Decode with these weights where they are now."""
         self.decoder = decoder
         self.problem = _why_no_device(decoder)
-        self._addresses = self._addresses_now()
+        self._state = self._state_now()
         self._engines: dict[int, Engine] = {}
         self._lost: list[Engine] = []
         self._is_checked = False
+        self.lock = threading.Lock()
+        """Held while a call decodes: an engine has one cache."""
 
     def engine(self, batch: int, length: int) -> Engine:
         """Return the engine for a batch, whose cache has room for `length` tokens."""
@@ -84,15 +89,20 @@ class Decoding:
             # Frees the smaller cache first.
             engine = None
             self._engines.pop(batch, None)
-            engine = self._engines[batch] = Engine(self.decoder, batch, length)
+            # Tensors of inference mode could not be written to by a later call outside of it.
+            with torch.inference_mode(False):
+                engine = self._engines[batch] = Engine(self.decoder, batch, length)
         return engine
 
     def is_current(self) -> bool:
-        """Return whether the weights are where they were: graphs read these addresses."""
-        return self._addresses == self._addresses_now()
+        """Return whether weights are where they were, which graphs read, and rotations the same."""
+        return self._state == self._state_now()
 
-    def _addresses_now(self) -> list[int]:
-        return [one.data_ptr() for one in self.decoder.weights()]
+    def _state_now(self) -> list[object]:
+        rotary = self.decoder.rotary
+        versions = [(one.data_ptr(), _version_of(one)) for one in rotary.buffers()]
+        numbers = [one for one in vars(rotary).values() if isinstance(one, int | float)]
+        return [*(one.data_ptr() for one in self.decoder.weights()), *versions, *numbers]
 
     def why_wrong(self, model: Any) -> str | None:
         """Compare the logits of one token with the model's, once; return why they differ."""
@@ -105,7 +115,9 @@ class Decoding:
         with torch.no_grad():
             expected = model(input_ids=tokens, use_cache=False).logits[0, -1].float()
         engine = self.engine(1, tokens.shape[1])
-        with engine.on_stream():
+        devices = [decoder.device] if engine.is_cuda else []
+        # The sample is not used, and random numbers are the caller's.
+        with torch.random.fork_rng(devices), engine.on_stream():
             engine.begin(tokens, None, [], 0)
             engine.step(Sampling(is_sampled=True))
         engine.wait()
@@ -115,6 +127,11 @@ class Decoding:
         # Last: a check that was interrupted is done again.
         self._is_checked = True
         return self.problem
+
+
+def _version_of(tensor: Tensor) -> int:
+    # Tensors of inference mode have no version.
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _why_no_device(decoder: Decoder) -> str | None:
@@ -144,7 +161,28 @@ def generate(
         kwargs: Of `generate`.
     """
     why = _why_not_now(model) or _why_not_arguments(model, args, kwargs)
-    why = why or (decoding.problem if is_dry else decoding.why_wrong(model))
+    if why is None and not decoding.lock.acquire(blocking=False):
+        why = "another call decodes at the same time"
+    if why is not None:
+        note(why)
+        return original(*args, **kwargs)
+    try:
+        return _generate(model, original, decoding, note, args, kwargs, is_dry=is_dry)
+    finally:
+        decoding.lock.release()
+
+
+def _generate(
+    model: Any,
+    original: Callable[..., Any],
+    decoding: Decoding,
+    note: Note,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    is_dry: bool,
+) -> Any:
+    why = decoding.problem if is_dry else decoding.why_wrong(model)
     if why is not None:
         note(why)
         return original(*args, **kwargs)
@@ -175,8 +213,10 @@ def generate(
 
 
 def _why_not_now(model: Any) -> str | None:
-    if model.training:
+    if any(one.training for one in model.modules()):
         return "the model is training"
+    if _GLOBAL._global_forward_hooks or _GLOBAL._global_forward_pre_hooks:
+        return "there are hooks for all modules"
     # Not in the dtype of its weights.
     return "autocast is on" if torch.is_autocast_enabled(model.device.type) else None
 
@@ -214,10 +254,10 @@ def _asked(
     why = _why_not_sized(input_ids)
     if why is not None:
         return why
-    names = [type(one).__name__ for one in criteria]
-    unknown = [name for name in names if name not in GPU_CRITERIA + HOST_CRITERIA]
-    if unknown:
-        return f"it stops by {unknown[0]}"
+    for one in criteria:
+        name = type(one).__name__
+        if not _is_of_transformers(one) or name not in GPU_CRITERIA + HOST_CRITERIA:
+            return f"it stops by {name}"
     sampling = _sampling_of(processors, config)
     if isinstance(sampling, str):
         return sampling
@@ -235,7 +275,8 @@ def _asked(
         starts=starts,
         stops=stops,
         padding=0 if padding is None else int(padding),
-        count=most - input_ids.shape[1],
+        # Criteria are asked after each token, so there is at least one.
+        count=max(1, most - input_ids.shape[1]),
         criteria=on_host,
     )
 
@@ -248,12 +289,28 @@ def _why_not_sized(input_ids: Tensor) -> str | None:
 
 def _sampling_of(processors: Any, config: Any) -> Sampling | str:
     found: dict[str, Any] = {}
+    order = list(PROCESSORS)
+    last = -1
     for one in processors:
-        names = PROCESSORS.get(type(one).__name__)
-        if names is None:
-            return f"it processes logits by {type(one).__name__}"
-        found[names[0]] = getattr(one, names[1])
+        name = type(one).__name__
+        if name not in PROCESSORS or not _is_of_transformers(one):
+            return f"it processes logits by {name}"
+        if order.index(name) <= last:
+            return f"it processes logits by {name} after {order[last]}"
+        last = order.index(name)
+        if (
+            getattr(one, "min_tokens_to_keep", 1) != 1
+            or getattr(one, "filter_value", -math.inf) != -math.inf
+        ):
+            return f"its {name} keeps other tokens than that of `generate`"
+        to, of = PROCESSORS[name]
+        found[to] = getattr(one, of)
     return Sampling(is_sampled=True, **found) if config.do_sample else GREEDY
+
+
+def _is_of_transformers(one: object) -> bool:
+    """Return whether a processor or criterion is Hugging Face's, not one of the same name."""
+    return type(one).__module__.startswith("transformers.generation.")
 
 
 def _starts_of(mask: Tensor | None, input_ids: Tensor) -> Tensor | str | None:
@@ -304,7 +361,7 @@ class _Call:
         rows = self._decode(engine, input_ids, streamer)
         if streamer is not None:
             streamer.end()
-        new = torch.tensor(rows, dtype=input_ids.dtype).reshape(len(rows), batch)
+        new = torch.tensor(rows, dtype=torch.int64).reshape(len(rows), batch)
         return torch.cat([input_ids, new.T.to(input_ids.device)], dim=1)
 
     def _decode(self, engine: Engine, input_ids: Tensor, streamer: Any) -> list[list[int]]:
@@ -320,9 +377,12 @@ class _Call:
                     engine.run(steps, self.sampling)
                 num_launched += steps
             row = _awaited(engine, len(rows))
-            row = [
-                self.padding if done else one for done, one in zip(is_finished, row, strict=True)
-            ]
+            if stops:
+                # Without stop tokens, a sequence that a string has stopped goes on.
+                row = [
+                    self.padding if done else one
+                    for done, one in zip(is_finished, row, strict=True)
+                ]
             rows.append(row)
             if streamer is not None:
                 streamer.put(torch.tensor(row))
@@ -335,7 +395,7 @@ class _Call:
         self, input_ids: Tensor, rows: list[list[int]], is_finished: list[bool]
     ) -> list[bool]:
         """Return which sequences the criteria for the host stop, or have stopped."""
-        new = torch.tensor(rows, dtype=input_ids.dtype).T
+        new = torch.tensor(rows, dtype=torch.int64).T
         tokens = torch.cat([input_ids.cpu(), new], dim=1)
         for criterion in self.criteria:
             stopped = criterion(tokens, None).tolist()

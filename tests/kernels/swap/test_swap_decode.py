@@ -2,6 +2,8 @@
 
 import tests.kernel_interpreter  # noqa: F401, I001 - first, before anything imports Triton.
 
+import string
+
 import pytest
 import torch
 
@@ -389,6 +391,11 @@ CHANGES = {
     "epsilon": lambda body: setattr(body.norm, "variance_epsilon", 5.0),
     "scale": lambda body: setattr(body.layers[1].self_attn, "scaling", 2.0),
     "activation": lambda body: setattr(body.layers[0].mlp, "act_fn", torch.nn.ReLU()),
+    "no norm": lambda body: setattr(body, "norm", torch.nn.Identity()),
+    "another norm": lambda body: setattr(body, "norm", torch.nn.LayerNorm(48)),
+    "several layers": lambda body: setattr(
+        body.layers[0].mlp, "down_proj", torch.nn.Sequential(body.layers[0].mlp.down_proj)
+    ),
 }
 
 
@@ -407,3 +414,164 @@ def test_a_model_with_another_part_runs_its_own_loop(change, when):
     is_replaced = change in ("weight", "norm") and when == "before"
     assert torch.equal(tokens, expected)
     assert (sum(site.num_replaced for site in swap.sites) == 1) == (when == "after" or is_replaced)
+
+
+ONE_LAYER = {
+    "num_hidden_layers": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_attention_heads": 1,
+}
+SHORT = {"do_sample": False, "max_new_tokens": 3}
+
+
+def test_a_call_in_inference_mode_leaves_the_next_one_right():
+    model = made(**ONE_LAYER)
+    wanted = model.generate(IDS[1:], **SHORT)
+    with swapped(model, "decode") as swap:
+        with torch.inference_mode():
+            inside = model.generate(IDS[1:], **SHORT)
+        assert torch.equal(inside, wanted)
+        assert torch.equal(model.generate(IDS[1:], **SHORT), wanted)
+    assert reasons_of(swap) == [None]
+
+
+def test_random_numbers_of_the_caller_are_left_alone():
+    model = made(**ONE_LAYER)
+    asked = {"do_sample": True, "max_new_tokens": 6}
+    with swapped(model, "decode"):
+        before = torch.get_rng_state()
+        model.generate(IDS[1:], **SHORT)
+        assert torch.equal(torch.get_rng_state(), before)
+    samples = []
+    with swapped(model, "decode"):
+        for _ in range(2):
+            torch.manual_seed(3)
+            samples.append(model.generate(IDS[1:], **asked))
+    assert torch.equal(*samples)
+
+
+def test_a_call_within_a_call_runs_the_original():
+    model = made(**ONE_LAYER)
+    wanted, others = model.generate(IDS[1:], **SHORT), model.generate(IDS[1:] + 1, **SHORT)
+    found = []
+
+    class Asking(Kept):
+        def put(self, value):
+            super().put(value)
+            if len(self.parts) == 2:
+                found.append(model.generate(IDS[1:] + 1, **SHORT))
+
+    with swapped(model, "decode") as swap:
+        found.append(model.generate(IDS[1:], **SHORT, streamer=Asking()))
+    assert torch.equal(found[0], others)
+    assert torch.equal(found[1], wanted)
+    assert sorted(map(bool, reasons_of(swap))) == [False, True]
+
+
+def test_tokens_have_the_dtype_and_the_number_of_the_original():
+    model = made(**ONE_LAYER)
+    over = [transformers.MaxLengthCriteria(3)]
+    calls = (
+        (IDS[1:].int(), {}),
+        (IDS[1:], {"stopping_criteria": transformers.StoppingCriteriaList(over)}),
+    )
+    wanted = [model.generate(ids, **SHORT, **options) for ids, options in calls]
+    with swapped(model, "decode") as swap:
+        found = [model.generate(ids, **SHORT, **options) for ids, options in calls]
+    assert [one.dtype for one in found] == [one.dtype for one in wanted]
+    assert all(map(torch.equal, found, wanted))
+    assert reasons_of(swap) == [None]
+
+
+def test_without_stop_tokens_a_sequence_goes_on_behind_a_stop_string():
+    tokenizers = pytest.importorskip("tokenizers")
+    letters = string.ascii_letters[:40]
+    made_of = tokenizers.models.WordLevel({one: i for i, one in enumerate(letters)}, unk_token="a")
+    splitting = tokenizers.Tokenizer(made_of)
+    splitting.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    splitting.decoder = tokenizers.decoders.Fuse()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=splitting)
+    model = made()
+    free = model.generate(IDS, **GREEDY)[:, IDS.shape[1] :]
+    asked = {**GREEDY, "stop_strings": letters[int(free[0, 1])], "tokenizer": tokenizer}
+    wanted = model.generate(IDS, **asked)
+    with swapped(model, "decode") as swap:
+        found = model.generate(IDS, **asked)
+    assert torch.equal(found, wanted)
+    assert reasons_of(swap) == [None]
+
+
+class TopKLogitsWarper(transformers.TopKLogitsWarper):
+    """Another processor of the same name."""
+
+    def __call__(self, input_ids, scores):
+        return scores.index_fill(1, torch.arange(20), -1e9)
+
+
+class EosTokenCriteria(transformers.EosTokenCriteria):
+    """Another criterion of the same name."""
+
+    def __call__(self, input_ids, scores, **others):
+        return torch.full((len(input_ids),), input_ids.shape[1] >= 9)
+
+
+def processed_by(*processors):
+    return {"logits_processor": transformers.LogitsProcessorList(processors)}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        processed_by(TopKLogitsWarper(40)),
+        {"stopping_criteria": transformers.StoppingCriteriaList([EosTokenCriteria(3)])},
+        processed_by(transformers.TopPLogitsWarper(0.5), transformers.TopKLogitsWarper(3)),
+        processed_by(transformers.TopPLogitsWarper(0.5, min_tokens_to_keep=5)),
+        processed_by(transformers.TopKLogitsWarper(3, filter_value=-10.0)),
+    ],
+)
+def test_processors_and_criteria_are_known_by_class_order_and_options(options):
+    model = made(**ONE_LAYER)
+    wanted = model.generate(IDS[1:], **SHORT, **options)
+    with swapped(model, "decode") as swap:
+        assert torch.equal(model.generate(IDS[1:], **SHORT, **options), wanted)
+    assert all(reasons_of(swap))
+
+
+def test_hooks_for_all_modules_and_a_part_in_training_run_the_original():
+    model, calls = made(**ONE_LAYER), []
+    hook = torch.nn.modules.module.register_module_forward_hook
+    with swapped(model, "decode") as swap:
+        handle = hook(lambda module, *others: calls.append(module))
+        model.generate(IDS[1:], **SHORT)
+        handle.remove()
+        model.model.layers[0].train()
+        model.generate(IDS[1:], **SHORT)
+    assert model.lm_head in calls
+    assert len(reasons_of(swap)) == 2
+    assert all(reasons_of(swap))
+
+
+def test_a_rotation_that_was_changed_in_place_is_seen():
+    model = made()
+    before = model.generate(IDS, **GREEDY)
+    with swapped(model, "decode") as swap:
+        model.generate(IDS, **{**GREEDY, "max_new_tokens": 1})
+        model.model.rotary_emb.inv_freq.zero_()
+        found = model.generate(IDS, **GREEDY)
+    assert torch.equal(found, model.generate(IDS, **GREEDY))
+    assert not torch.equal(found, before)
+    assert reasons_of(swap) == [None]
+
+
+def test_an_attention_of_other_code_runs_the_original():
+    def attend(module, query, key, value, mask, **others):
+        return torch.zeros_like(query).transpose(1, 2), None
+
+    transformers.AttentionInterface.register("of this test", attend)
+    model = made(**ONE_LAYER)
+    with swapped(model, "decode") as swap:
+        model.generate(IDS[1:], **SHORT)
+        model.set_attn_implementation("of this test")
+        model.generate(IDS[1:], **SHORT)
+    assert sorted(map(bool, reasons_of(swap))) == [False, True]

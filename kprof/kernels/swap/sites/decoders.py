@@ -90,6 +90,7 @@ def _generating(
 def _read(model: Module) -> Any:
     """Return the decoder that a model is now; or why its decoding is not supported."""
     from transformers.activations import ACT2FN
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     from kprof.kernels.decode._model import decoder_of
 
@@ -99,6 +100,10 @@ def _read(model: Module) -> Any:
     body: Any = model.model
     config: Any = model.config
     activation = type(ACT2FN[getattr(config, "hidden_activation", None) or config.hidden_act])
+    attention = config._attn_implementation
+    function: Any = ALL_ATTENTION_FUNCTIONS.get(attention)
+    if function is not None and not function.__module__.startswith("transformers."):
+        return f"its attention {attention} is not one of Hugging Face"
     norms = [one for one in body.modules() if type(one).__name__.endswith("RMSNorm")]
     if any(_eps_of(one) != found.eps for one in norms):
         return "its norms have several epsilons"
