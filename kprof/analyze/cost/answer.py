@@ -68,6 +68,8 @@ MOST_WATTS = 20_000
 LEAST_OWNED_USD = 0.05
 LEAST_WATTS = 10
 """Minimum power of one GPU, in W: idle ones draw 20 to 100."""
+MOST_TFLOPS = 20_000
+"""More than one GPU has in any dtype: a GB300 has 15,000 in dense FP4 (NVIDIA's datasheet)."""
 CLOSE = 0.05
 """Two statements of one quantity may differ by this share before they contradict each other."""
 
@@ -168,6 +170,8 @@ def _price(sheet: Sheet, today: date) -> Price | None:
     facts, owning = sheet.facts, sheet.assumed.owning
     if facts.price is not None:
         price = Price("as given", facts.price, today, today, ("--price",))
+        if owning is not None:
+            sheet.notes.append("[owning] changes nothing beside --price.")
     elif owning is not None:
         energy = sheet.assumed.energy
         if energy.kw_per_gpu is None or energy.usd_per_kwh is None:
@@ -215,7 +219,8 @@ def _check_facts(sheet: Sheet) -> list[str]:
         KprofError: facts contradict each other, or the laws of arithmetic of a GPU.
     """
     facts = sheet.facts
-    warnings = [*_of_power(facts), *_of_mfu(facts), *_of_capacity(facts), *unusual(facts)]
+    of_all = (_of_power, _of_mfu, _of_capacity, _of_steps, unusual)
+    warnings = [warning for of in of_all for warning in of(facts)]
     spot = facts.assumptions.spot
     lost = spot.interruptions_per_hour * spot.restart_hours if spot is not None else 0
     if lost > 1:
@@ -254,9 +259,19 @@ def _of_power(facts: Facts) -> list[str]:
 def _of_mfu(facts: Facts) -> list[str]:
     """Judge the MFU that follows from tokens per second and the model's size."""
     known, training = training_rate(facts), facts.assumptions.training
-    if facts.active_parameters is None or training.peak_tflops is None or known is None:
+    if facts.active_parameters is None or known is None:
         return []
     rate, _ = known
+    if training.peak_tflops is None:
+        tflops = model_flops_per_s(facts.active_parameters, rate) / 1e12
+        if tflops > MOST_TFLOPS:
+            raise KprofError(
+                f"{tflops:,.4g} TFLOP/s of one GPU follow from {rate:,.4g} tokens/s of "
+                f"{facts.active_parameters:,.4g} active parameters, more than any GPU has",
+                fix="check that --tokens-per-s is of one GPU and --active-parameters is no count "
+                "of bytes",
+            )
+        return []
     mfu = model_flops_per_s(facts.active_parameters, rate) / (training.peak_tflops * 1e12)
     if mfu > 1:
         raise KprofError(
@@ -279,6 +294,29 @@ def _of_mfu(facts: Facts) -> list[str]:
             "slip in --active-parameters, --training-tokens, --gpu-hours or --tokens-per-s."
         ]
     return []
+
+
+def _of_steps(facts: Facts) -> list[str]:
+    """Compare what is given for a second or a token with what follows from a step."""
+    tokens, rate, warnings = facts.tokens_per_step, facts.tokens_per_s, []
+    if tokens is None:
+        return []
+    if rate is not None and facts.step_s is not None and facts.gpus is not None:
+        follows = tokens / facts.step_s / facts.gpus
+        if not (1 - CLOSE) * rate.low <= follows <= (1 + CLOSE) * rate.high:
+            warnings.append(
+                f"--tokens-per-s {rate.mid:,.4g} contradicts --tokens-per-step, --step-s and "
+                f"--gpus, from which {follows:,.4g} follow. Leave one of them out."
+            )
+    joules = facts.joules_per_token
+    if joules is not None and facts.joules_per_step is not None:
+        follows = facts.joules_per_step / tokens
+        if abs(joules - follows) > CLOSE * follows:
+            warnings.append(
+                f"--joules-per-token {joules:,.4g} contradicts --joules-per-step and "
+                f"--tokens-per-step, from which {follows:,.4g} follow. Leave one of them out."
+            )
+    return warnings
 
 
 def _of_capacity(facts: Facts) -> list[str]:

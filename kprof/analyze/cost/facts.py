@@ -35,6 +35,8 @@ REASONS = (
     (r"^'utf-8' codec.*", "is not a text in UTF-8"),
     (r"^Invalid value.*|^Cannot overwrite.*", r"is no TOML: \g<0>"),
 )
+WIDEST_BAND = 30
+"""HIGH over LOW beyond which a band is more likely one number with separators: 1,200,900."""
 # No figure that follows from numbers within these limits overflows.
 LEAST, MOST = 1e-9, 1e18
 
@@ -326,6 +328,11 @@ def unusual(facts: Facts) -> list[str]:
         low, high = (detail(one.type, "extra") or {}).get("usual", (None, None))
         is_told = low is not None and high is not None
         outside = [of for of in numbers if is_told and of and not low <= of <= high]
+        if isinstance(value, Spread) and value.high > WIDEST_BAND * value.low:
+            warnings.append(
+                f"{option_of(name)} is a band of LOW,MID,HIGH from {value.low:,.4g} to "
+                f"{value.high:,.4g}: write one number without separators."
+            )
         for number in outside[:1]:
             warnings.append(
                 f"{option_of(name)} is {number:,.4g}, and usually {_range(low, high)}: "

@@ -194,3 +194,40 @@ def test_an_assumption_of_another_unit_is_warned_of(section, known, field, slip,
 def test_a_warning_stands_in_the_json_and_leaves_the_exit_code(capsys):
     words = ("--price", "2", "--tokens-per-s", "5000", "--demand", "9000", "--utilisation", "0.2")
     assert "contradicts" in answer(capsys, *words)["warnings"][0]
+
+
+def test_an_arithmetic_that_no_gpu_has_is_refused_without_a_peak_too():
+    facts = {**SERVED, "tokens_per_s": "1M"}
+    with pytest.raises(KprofError, match="active parameters"):
+        calculate({**facts, "active_parameters": "70B"}, TODAY)
+    assert warnings({**facts, "active_parameters": "1B"}) == ()
+
+
+STEP = {"tokens_per_step": "1M", "step_s": "1", "gpus": "8", "joules_per_step": "5600"}
+
+
+@pytest.mark.parametrize(
+    ("given", "same", "other"),
+    [
+        ("tokens_per_s", "125000", "5000"),
+        ("joules_per_token", "0.0056", "0.5"),
+    ],
+)
+def test_two_statements_of_one_quantity_are_compared(given, same, other):
+    facts = {**STEP, "tokens_per_s": None}
+    assert warnings({**facts, given: same}) == ()
+    told = warnings({**facts, given: other})
+    option = "--" + given.replace("_", "-")
+    assert [option in one for one in told] == [True]
+
+
+def test_one_number_with_separators_is_not_taken_for_a_band_in_silence():
+    assert len(warnings({"tokens_per_s": "1,200,900"})) == 1
+    assert warnings({"tokens_per_s": "100,200,900"}) == ()
+
+
+def test_owning_beside_a_price_is_said_to_change_nothing():
+    owning = {"capex_usd_per_gpu": 35_000, "life_years": 4}
+    beside = calculate({**SERVED, "assumptions": {"owning": owning}}, TODAY)
+    assert any("[owning]" in note for note in beside.notes)
+    assert beside.figures == calculate(SERVED, TODAY).figures
