@@ -65,6 +65,21 @@ def test_a_number_that_is_none_costs_its_value_alone(tmp_path, number):
     assert trace.meta.counts["repaired_events"] == 1
 
 
+@pytest.mark.parametrize("number", ["1e400", "-1e999", "NaN", "Infinity"])
+@pytest.mark.parametrize(
+    ("key", "durations_ns"),
+    [("dur", [2000]), ("ts", [2000]), ("device", [2000, 3000]), ("bytes", [2000, 3000])],
+)
+def test_a_number_beyond_a_double_costs_what_needs_it(tmp_path, number, key, durations_ns):
+    odd = kernel(cat="gpu_memcpy", ts=9, dur=3, args={"bytes": 64})
+    where = odd["args"] if key in odd["args"] else odd
+    where[key] = 7777
+    text = text_of(tmp_path, operator(), kernel(), odd)
+    trace = read(file_of(tmp_path, text.replace("7777", number)))
+    assert trace.kernels["duration_ns"].tolist() == durations_ns
+    assert len(trace.ranges) == 1
+
+
 @pytest.mark.parametrize(
     ("written", "name"),
     [

@@ -12,7 +12,7 @@ import msgspec
 
 from kprof.collect.readers.kineto.cuts import LIST_OF_EVENTS
 from kprof.collect.readers.kineto.damage import UNREADABLE
-from kprof.collect.readers.kineto.events import ExactEvent
+from kprof.collect.readers.kineto.events import Event, ExactEvent
 
 # Between two events; the next one may begin with any key.
 BORDER = re.compile(
@@ -81,7 +81,7 @@ def repaired_parts(text: mmap.mmap, begin: int, block_bytes: int) -> Iterator[Re
 
 def repaired(text: bytes) -> Repaired:
     """Read a part of a list of events, each event apart, so that damage stays where it is."""
-    if _is_valid(b"[" + text + b"]", list[ExactEvent]):
+    if all(_is_valid(b"[" + text + b"]", form) for form in (list[ExactEvent], list[Event])):
         return Repaired([text] if text.strip() else [])
     found, parts, at = Repaired(), _parts_of(text), 0
     while at < len(parts) and found.tail is None:
@@ -131,7 +131,8 @@ def _add_event(found: Repaired, text: bytes) -> bool:
 
 
 def _is_event(text: bytes) -> bool:
-    return _is_valid(text, ExactEvent)
+    """Tell whether an event can be read, also with times as doubles, which 1e400 is not."""
+    return _is_valid(text, ExactEvent) and _is_valid(text, Event)
 
 
 def _readable(text: bytes) -> bytes | None:
@@ -145,7 +146,8 @@ def _readable(text: bytes) -> bytes | None:
         except UNREADABLE:
             continue
         event = _with_right_types(fields)
-        return event if _is_event(event) else None
+        if _is_event(event):
+            return event
     return None
 
 
