@@ -166,6 +166,26 @@ def test_every_event_twice_counts_once(tmp_path):
     assert twice.meta.counts["copied_events"] == 6
 
 
+@pytest.mark.parametrize("lacks", ["External id", "grid", "block"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_copy_of_an_activity_may_say_less(tmp_path, lacks, is_first):
+    *host, activity = launched("aten::mm", "a", 0, 1)
+    activity["args"] |= {"grid": [8, 1, 1], "block": [64, 1, 1]}
+    both = [without(activity, lacks), activity]
+    once = attributed(tmp_path, *host, activity)
+    twice = attributed(tmp_path, *host, *(both if is_first else both[::-1]))
+    assert twice.kernels.equals(once.kernels)
+    assert twice.meta.counts["copied_events"] == 1
+
+
+def test_a_call_that_stands_twice_lost_no_activity(tmp_path):
+    events = launched("aten::mm", "a", 0, 1) + launched("aten::mm", "b", 50, 2)
+    calls = [event for event in events if event["cat"] == "cuda_runtime"]
+    once, twice = attributed(tmp_path, *events), attributed(tmp_path, *events, *calls)
+    assert twice.ranges.equals(once.ranges)
+    assert sum(of_rank.num_lost for of_rank in count_launches(twice)) == 0
+
+
 def test_activities_that_are_equal_but_for_their_streams_or_ids_are_two(tmp_path):
     events = [
         kernel(args={"stream": 7}),

@@ -65,26 +65,25 @@ MANY = 0.5
 # Calls that put something on a device, by any vendor's name.
 _LAUNCH = re.compile(r"launch|memcpy|memset|copy|fill", re.IGNORECASE)
 _TOKEN = re.compile(r"\d+|[a-z]+", re.IGNORECASE)
-# All that is read of an event, and of its texts the vocabularies.
+# What two copies of an event have in common, and of its texts the vocabularies.
 _NUMBERS_OF: dict[Rows, tuple[str, ...]] = {
     "device": (
-        *("start_ns", "duration_ns", "correlation", "external_id", "stream", "device"),
-        *("graph_node", "role", "copied_bytes", "group_sequence"),
+        *("start_ns", "duration_ns", "correlation", "stream", "device", "graph_node", "role"),
     ),
-    "host": (
-        *("start_ns", "duration_ns", "role", "correlation", "external_id", "sequence"),
-        "forward_thread",
-    ),
+    "host": ("start_ns", "duration_ns", "role", "correlation"),
 }
 _TEXTS_OF: dict[Rows, dict[str, str]] = {
-    "device": {"name": "device_name", "pid": "pid", "grid": "grid", "block": "block"},
-    "host": {
-        "name": "host_name",
-        "pid": "pid",
-        "tid": "tid",
-        "shapes": "shapes",
-        "message": "message",
-    },
+    "device": {"name": "device_name", "pid": "pid"},
+    "host": {"name": "host_name", "pid": "pid", "tid": "tid"},
+}
+# What one of them may lack: recorders and tools write more or fewer of an event's `args`.
+_MORE_NUMBERS_OF: dict[Rows, tuple[str, ...]] = {
+    "device": ("copied_bytes", "group_sequence"),
+    "host": ("sequence", "forward_thread"),
+}
+_MORE_TEXTS_OF: dict[Rows, dict[str, str]] = {
+    "device": {"grid": "grid", "block": "block"},
+    "host": {"shapes": "shapes", "message": "message"},
 }
 
 
@@ -175,7 +174,7 @@ def settle(merger: Merger, arrows: Callable[[], list[Arrow]]) -> Counter[str]:
 
 
 def _drop_copies(merger: Merger) -> Counter[str]:
-    """Keep one of the events that are equal in all that they say, ids included.
+    """Keep one of the events that are equal in all that both say, the one that says most.
 
     Two activities of one stream cannot begin at one time, so that equal ones are one; except in a
     graph, all of which has one id, and where times are rounded. An event without an id is a copy
@@ -184,7 +183,7 @@ def _drop_copies(merger: Merger) -> Counter[str]:
     counts: Counter[str] = Counter()
     device = _copies(merger, "device")
     number = len(device)
-    if number and not device.any():
+    if number and not device.any() and not _has_calls_twice(merger):
         return counts
     is_alone = _has_id_alone(merger.numbers("device", "correlation"), device)
     is_doubled = bool(number) and device.mean() >= MANY * 0.5
@@ -192,11 +191,10 @@ def _drop_copies(merger: Merger) -> Counter[str]:
     has_id = merger.numbers("host", "correlation") != MISSING
     is_operator = merger.numbers("host", "role") == Role.OPERATOR
     has_id |= is_operator & (merger.numbers("host", "external_id") != MISSING)
-    if not number:
-        is_doubled = bool(has_id.any()) and host[has_id].mean() >= MANY * 0.5
+    is_host_doubled = bool(has_id.any()) and host[has_id].mean() >= MANY * 0.5
     copies: dict[Rows, NDArray[np.bool_]] = {
         "device": device & (is_doubled | is_alone),
-        "host": host & (is_doubled | (has_id & bool(number))),
+        "host": host & (is_doubled | is_host_doubled | (has_id & bool(number))),
     }
     for rows, is_copy in copies.items():
         if is_copy.any():
@@ -206,23 +204,45 @@ def _drop_copies(merger: Merger) -> Counter[str]:
 
 
 def _copies(merger: Merger, rows: Rows) -> NDArray[np.bool_]:
-    """Tell which rows are equal to one before them."""
+    """Tell which rows are equal to another that says as much or more."""
     start_ns = merger.numbers(rows, "start_ns")
+    correlation = merger.numbers(rows, "correlation")
     is_copy = np.zeros(len(start_ns), dtype=bool)
-    if rows == "device":
-        # Mostly no two begin at one time with one id, which is quickly seen.
-        quick = np.sort(start_ns ^ (merger.numbers(rows, "correlation") << np.int64(20)))
-        if not (quick[1:] == quick[:-1]).any():
-            return is_copy
-    keys = [merger.numbers(rows, column) for column in _NUMBERS_OF[rows]]
-    for column, vocabulary in _TEXTS_OF[rows].items():
-        keys.append(merger.words(rows, column, vocabulary, str)[0].astype(np.int64))
-    order = np.lexsort(keys)
+    if rows == "device" and not _has_twice(start_ns, correlation):
+        return is_copy
+    external_id = merger.numbers(rows, "external_id")
+    is_numbered = correlation != MISSING
+    same = [merger.numbers(rows, column) for column in _NUMBERS_OF[rows]]
+    same.append(np.where(is_numbered, MISSING, external_id))
+    same += _codes(merger, rows, _TEXTS_OF[rows])
+    more = [np.where(is_numbered, external_id, MISSING)]
+    more += [merger.numbers(rows, column) for column in _MORE_NUMBERS_OF[rows]]
+    more += [np.where(of < 0, MISSING, of) for of in _codes(merger, rows, _MORE_TEXTS_OF[rows])]
+    # Inverted, what is missing comes last.
+    order = np.lexsort([*(~key for key in more), *same])
     equal = np.ones(max(len(order) - 1, 0), dtype=bool)
-    for key in keys:
+    for key in same:
         equal &= key[order][1:] == key[order][:-1]
+    for key in more:
+        equal &= (key[order][1:] == key[order][:-1]) | (key[order][1:] == MISSING)
     is_copy[order[1:]] = equal
     return is_copy
+
+
+def _codes(merger: Merger, rows: Rows, texts: dict[str, str]) -> list[Numbers]:
+    return [merger.words(rows, *of, str)[0].astype(np.int64) for of in texts.items()]
+
+
+def _has_twice(start_ns: Numbers, ids: Numbers) -> bool:
+    """Tell quickly whether any two events may begin at one time with one id; mostly none do."""
+    mixed = np.sort(start_ns ^ (ids << np.int64(20)))
+    return bool((mixed[1:] == mixed[:-1]).any())
+
+
+def _has_calls_twice(merger: Merger) -> bool:
+    correlation = merger.numbers("host", "correlation")
+    at = np.flatnonzero(correlation != MISSING)
+    return _has_twice(merger.numbers("host", "start_ns")[at], correlation[at])
 
 
 def _has_id_alone(correlation: Numbers, is_copy: NDArray[np.bool_]) -> NDArray[np.bool_]:
