@@ -48,7 +48,7 @@ def render(trace: Trace) -> Section:
     """Render the answer of the report, on one screen."""
     summary = summarize(trace)
     parts: list[Part] = [Text(HOST_ONLY, "warning")] if summary.is_host_only else []
-    parts.append(Text(_lead(summary)))
+    parts.append(Text(_lead(summary, len(trace.meta.totals) or summary.num_ranks)))
     if summary.time:
         parts += [_bar(summary), Text(_limit(summary))]
     parts += _changes(summary, trace.diagnosis or Diagnosis())
@@ -56,7 +56,7 @@ def render(trace: Trace) -> Section:
     return Section(TITLE, ORDER, tuple(parts))
 
 
-def _lead(summary: Summary) -> str:
+def _lead(summary: Summary, num_all_ranks: int) -> str:
     names = Counter(summary.devices)
     listed = [name if times == 1 else f"{times} times {name}" for name, times in names.items()]
     device = "the host CPU" if summary.is_host_only else ", ".join(listed) or "an unnamed device"
@@ -67,7 +67,9 @@ def _lead(summary: Summary) -> str:
     if not summary.num_steps:
         return f"{told}: {summary.whole} takes {takes}; no step was marked.{_used(summary)}"
     recorded = format_count(summary.num_steps, "recorded step")
-    ranks = f" of {summary.num_ranks:,} ranks" if summary.num_ranks > 1 else ""
+    ranks = f" of {format_count(summary.num_ranks, 'rank')}" if num_all_ranks > 1 else ""
+    if summary.num_ranks < num_all_ranks:
+        ranks += f", {num_all_ranks:,} in all"
     unrecorded = ""
     if summary.unrecorded_ns is not None:
         unrecorded = f", without recording {format_time(summary.unrecorded_ns)}"
