@@ -20,6 +20,7 @@ from kprof.errors import KprofError, LaunchError
 if TYPE_CHECKING:
     import pandas as pd
 
+    from kprof.collect.cluster import Scheduler
     from kprof.collect.recorder.kprof_recorder.settings import Settings
     from kprof.collect.recorder.kprof_recorder.start import Session
     from kprof.collect.recorder.kprof_recorder.trial import TrialSession
@@ -129,13 +130,19 @@ class Run:
         return render_frame(meta.source, sections, meta.command_line)
 
 
-def open(*paths: str | os.PathLike[str], ranks: Collection[int] | None = None) -> Run:
+def open(
+    *paths: str | os.PathLike[str],
+    ranks: Collection[int] | None = None,
+    scheduler: Scheduler = None,
+) -> Run:
     """Open a trace, several traces of one job, or a run; nothing is written.
 
     Args:
         paths: Traces, folders of traces, or one saved run.
         ranks: Ranks to read in detail; the others count in the sums by rank, and in who waits for
             whom. None: all, or of more than fit into memory those that tell most.
+        scheduler: A client of `dask.distributed`, or a scheduler's address: its workers, which see
+            the files under the same paths, read them. None: this machine does.
 
     Raises:
         KprofError: a path cannot be read, or holds nothing to analyze.
@@ -145,7 +152,7 @@ def open(*paths: str | os.PathLike[str], ranks: Collection[int] | None = None) -
     if not paths:
         raise KprofError("no trace to open", fix='name one: kprof.open("trace.json.gz")')
     named = [Path(path) for path in paths]
-    return Run(named[0], open_unwritten(named, ranks))
+    return Run(named[0], open_unwritten(named, ranks, scheduler))
 
 
 def profile(

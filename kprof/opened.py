@@ -11,6 +11,7 @@ import msgspec
 
 from kprof.analyze.attribution.ledger import Ledger, balance
 from kprof.collect.ceilings import find_gpu_ceilings, keep_ceilings, measure_host
+from kprof.collect.cluster import Scheduler
 from kprof.collect.many_ranks import fit, read_many
 from kprof.collect.merge import merge
 from kprof.collect.ranks import read_ranks
@@ -76,12 +77,14 @@ def open_run(
     *,
     force: bool,
     ranks: Collection[int] | None = None,
+    scheduler: Scheduler = None,
     progress: Progress = lambda stage: None,
 ) -> Opened:
     """Open traces, folders of rank traces or one saved run; write the run folder and its report.
 
     A saved run is read back, not analyzed again, unless `force`; in place it keeps its files.
-    `ranks` are those that are read in detail, of the files of many ranks.
+    `ranks` are those that are read in detail, of the files of many ranks; the Dask cluster of a
+    `scheduler` reads them.
     """
     for path in paths:
         require_file_or_folder(path)
@@ -93,7 +96,7 @@ def open_run(
             raise _saved_already(paths[0])
         is_in_place = folder.resolve() == paths[0].resolve()
         return _finish(load(paths[0]), folder, save_tables=not is_in_place, progress=progress)
-    trace = read(paths, ranks)
+    trace = read(paths, ranks, scheduler)
     progress("analyzing")
     return _finish(_analyzed(trace), folder, progress=progress)
 
@@ -120,17 +123,20 @@ def open_trace(path: Path, progress: Progress = lambda stage: None) -> Trace:
     return open_unwritten([path]).trace
 
 
-def open_unwritten(paths: list[Path], ranks: Collection[int] | None = None) -> Opened:
+def open_unwritten(
+    paths: list[Path], ranks: Collection[int] | None = None, scheduler: Scheduler = None
+) -> Opened:
     """Open traces, folders of rank traces or one saved run; nothing is written.
 
-    `ranks` are those that are read in detail, of the files of many ranks.
+    `ranks` are those that are read in detail, of the files of many ranks; the Dask cluster of a
+    `scheduler` reads them.
     """
     for path in paths:
         require_file_or_folder(path)
     is_run = len(paths) == 1 and is_saved(paths[0])
     if is_run and ranks is not None:
         raise _saved_already(paths[0])
-    trace = load(paths[0]) if is_run else _analyzed(read(paths, ranks))
+    trace = load(paths[0]) if is_run else _analyzed(read(paths, ranks, scheduler))
     return Opened(trace, balance(trace), paths[0])
 
 
@@ -189,18 +195,21 @@ def _refuse_overwriting(folder: Path, paths: list[Path], *, force: bool) -> None
         raise KprofError(f"{folder} holds a run already", fix=f"{another}, or pass --force")
 
 
-def read(paths: list[Path], ranks: Collection[int] | None = None) -> Trace:
+def read(
+    paths: list[Path], ranks: Collection[int] | None = None, scheduler: Scheduler = None
+) -> Trace:
     """Read every file with the reader that knows it, and merge them into one trace.
 
-    Of many ranks, or where `ranks` are named, those or some are read in detail.
+    Of many ranks, or where `ranks` are named, those or some are read in detail. The Dask cluster of
+    a `scheduler` reads the files.
     """
     sources = sources_of(paths)
     left_out: list[Caveat] = []
     if ranks is not None or not fit(sources):
         source = _name_of(paths[0]) if len(paths) == 1 else f"{len(sources)} files"
-        trace = read_many(sources, source, ranks)
+        trace = read_many(sources, source, ranks, scheduler)
     else:
-        traces, left_out = read_ranks(sources)
+        traces, left_out = read_ranks(sources, scheduler)
         source = _name_of(paths[0]) if len(paths) == 1 else f"{len(traces)} files"
         trace = merge(traces, source)
     _require_activity(trace, source)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from kprof.analyze.condense import condensed
 from kprof.analyze.late_ranks import find_lateness
 from kprof.analyze.passes import attributed
+from kprof.collect.cluster import Scheduler
 from kprof.collect.merge import by_order_of_files, merge, ranks_of, renumbered, tell_their_ranks
 from kprof.collect.ranks import Outcome, left_out, outcomes_of, read_rank
 from kprof.collect.sources import Source
@@ -32,13 +33,20 @@ def fit(sources: list[Source]) -> bool:
     return len(sources) <= FEWEST_IN_DETAIL or sum(map(_unpacked, sources)) <= IN_DETAIL_BYTES
 
 
-def read_many(sources: list[Source], name: str, ranks: Collection[int] | None = None) -> Trace:
+def read_many(
+    sources: list[Source],
+    name: str,
+    ranks: Collection[int] | None = None,
+    scheduler: Scheduler = None,
+) -> Trace:
     """Read all files, and `ranks` in detail, or those that tell most; `all_ranks` holds the others.
+
+    A `scheduler` is that of a Dask cluster, which reads them.
 
     Raises:
         TraceError: no file can be read, or one of the `ranks` is in none.
     """
-    outcomes = outcomes_of(sources, condensed_rank)
+    outcomes = outcomes_of(sources, condensed_rank, scheduler)
     files = [s for s, one in zip(sources, outcomes, strict=True) if isinstance(one, Trace)]
     traces = [one for one in outcomes if isinstance(one, Trace)]
     everyone = merge(traces, name)
@@ -46,7 +54,7 @@ def read_many(sources: list[Source], name: str, ranks: Collection[int] | None = 
         traces = by_order_of_files(traces)
     at = {rank: place for place, trace in enumerate(traces) for rank in ranks_of(trace)}
     places = _asked(ranks, at) if ranks is not None else _telling(everyone, at, files)
-    again = outcomes_of([files[place] for place in places], read_rank)
+    again = outcomes_of([files[place] for place in places], read_rank, scheduler)
     detail = [
         _as_numbered(one, ranks_of(traces[place])[0])
         for place, one in zip(places, again, strict=True)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO
 
+from kprof.collect.cluster import Scheduler, results_of
 from kprof.collect.device_clock import on_the_hosts_clock
 from kprof.collect.lost_records import without_lost_records
 from kprof.collect.processes import children_of, claimed, claims_of
@@ -44,30 +45,53 @@ Outcome = Trace | Unread
 Reading = Callable[[Source], Outcome]
 
 
-def read_ranks(sources: list[Source]) -> tuple[list[Trace], list[Caveat]]:
+def read_ranks(
+    sources: list[Source], scheduler: Scheduler = None
+) -> tuple[list[Trace], list[Caveat]]:
     """Read every file; of several, those that cannot be read are left out with a caveat.
 
     Raises:
         TraceError: no file can be read.
     """
-    outcomes = outcomes_of(sources, read_rank)
+    outcomes = outcomes_of(sources, read_rank, scheduler)
     traces = [outcome for outcome in outcomes if isinstance(outcome, Trace)]
     return traces, left_out(outcomes)
 
 
-def outcomes_of(sources: list[Source], read: Reading) -> list[Outcome]:
-    """Return what became of every file.
+def outcomes_of(sources: list[Source], read: Reading, scheduler: Scheduler = None) -> list[Outcome]:
+    """Return what became of every file; a `scheduler` is that of a Dask cluster, which reads them.
 
     Raises:
         TraceError: no file can be read.
     """
     number = num_processes_for(sources)
-    in_turn = read_in_processes(sources, number, read) if number > 1 else map(read, sources)
-    outcomes = _without_those_cut_short(list(in_turn))
+    if scheduler is not None:
+        outcomes = _on_cluster(sources, read, scheduler)
+    elif number > 1:
+        outcomes = read_in_processes(sources, number, read)
+    else:
+        outcomes = list(map(read, sources))
+    outcomes = _without_those_cut_short(outcomes)
     first = outcomes[0]
     if isinstance(first, Unread) and all(isinstance(one, Unread) for one in outcomes):
         raise TraceError(first.problem, fix=first.fix)
     return outcomes
+
+
+def _on_cluster(sources: list[Source], read: Reading, scheduler: Scheduler) -> list[Outcome]:
+    """Read the files on a cluster; those whose workers die again and again are left out."""
+    results = results_of(read, sources, scheduler, ATTEMPTS)
+    return [
+        result if isinstance(result, Trace | Unread) else _lost(source, result)
+        for source, result in zip(sources, results, strict=True)
+    ]
+
+
+def _lost(source: Source, error: Exception) -> Unread:
+    return Unread(
+        f"{source.path.name}: its worker failed ({type(error).__name__}: {error})",
+        "see the worker's log; it may lack memory, the file, or this version of kprof",
+    )
 
 
 def read_rank(source: Source) -> Outcome:

@@ -30,6 +30,10 @@ def open(
         str | None,
         typer.Option(metavar="RANKS", help="Ranks to show in detail, of many, as 0,8-15."),
     ] = None,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Read on a Dask cluster, as tcp://HOST:8786."),
+    ] = None,
     perfetto: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write the timeline for Perfetto too, or as .json.gz."),
@@ -50,6 +54,7 @@ def open(
 
     if len(paths) == 1 and is_snapshot(paths[0]):
         idle = {"out": out, "force": force, "perfetto": perfetto, "ranks": ranks}
+        idle["scheduler"] = scheduler
         refuse_idle_options("a memory snapshot", idle, set())
         return _memory_of(paths[0], json=json)
     chosen = None if ranks is None else _ranks_in(ranks)
@@ -60,7 +65,9 @@ def open(
     progress = Progress(say, is_patient=True)
     try:
         with secrets_shown(shown=show_secrets):
-            opened = open_run(paths, out, force=force, ranks=chosen, progress=progress)
+            opened = open_run(
+                paths, out, force=force, ranks=chosen, scheduler=scheduler, progress=progress
+            )
             printed = opened.json if json else None
             if perfetto is not None:
                 progress("exporting")
