@@ -100,6 +100,27 @@ def test_a_name_that_is_no_valid_text_is_read_as_far_as_it_can_be(tmp_path, writ
     assert len(trace.kernels) == 1
 
 
+EVENTS = [[operator(ts=at), kernel(ts=at + 5), kernel(ts=at + 9)] for at in (10, 50)]
+
+
+@pytest.mark.parametrize("between", ["", "\n", ",", "\0"])
+@pytest.mark.parametrize("around", [{}, {"deviceProperties": [{"id": 0}, {"id": 1}]}])
+def test_documents_one_after_another_are_read_all(tmp_path, between, around):
+    text = between.join(text_of(tmp_path, *events, **around) for events in EVENTS)
+    trace = read(file_of(tmp_path, text))
+    assert trace.kernels["start_ns"].tolist() == [15000, 19000, 55000, 59000]
+    assert trace.ranges["start_ns"].tolist() == [10000, 50000]
+    assert trace.meta.counts.get("damaged_events", 0) == 0
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.jsonl"])
+def test_an_event_a_line_is_a_trace(tmp_path, name):
+    text = "\n".join(json.dumps(event) for event in EVENTS[0])
+    trace = read(file_of(tmp_path, text, name))
+    assert trace.kernels["start_ns"].tolist() == [15000, 19000]
+    assert not {"damaged_events", "damaged_keys"} & trace.meta.counts.keys()
+
+
 @pytest.mark.parametrize(
     ("before", "after", "lost"),
     [

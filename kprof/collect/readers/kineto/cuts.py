@@ -17,6 +17,8 @@ MAX_BLOCKS = 4096
 
 BARE_LIST = re.compile(rb"\s*\[")
 LIST_OF_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+# An event a line, without a list.
+BARE_EVENTS = re.compile(rb'\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args)"\s*:)')
 _FIRST_KEY = re.compile(rb'\s*\{\s*("[^"\\]*")\s*:')
 
 

@@ -11,7 +11,14 @@ from typing import IO, Any
 import msgspec
 
 from kprof.collect.readers.kineto.columns import Block, BlockDecoder
-from kprof.collect.readers.kineto.cuts import BARE_LIST, BLOCK_BYTES, LIST_OF_EVENTS, Cuts, cuts_of
+from kprof.collect.readers.kineto.cuts import (
+    BARE_EVENTS,
+    BARE_LIST,
+    BLOCK_BYTES,
+    LIST_OF_EVENTS,
+    Cuts,
+    cuts_of,
+)
 from kprof.collect.readers.kineto.damage import (
     UNREADABLE,
     DamageError,
@@ -150,7 +157,7 @@ def read_damaged(text: mmap.mmap, damage: DamageError, block_bytes: int = BLOCK_
     Raises:
         DamageError: no event can be read.
     """
-    start = BARE_LIST.match(text) or LIST_OF_EVENTS.search(text)
+    start = BARE_LIST.match(text) or LIST_OF_EVENTS.search(text) or BARE_EVENTS.match(text)
     if start is None:
         raise damage
     around, lost = _around_of(text[: start.end()])
@@ -169,7 +176,7 @@ def read_damaged(text: mmap.mmap, damage: DamageError, block_bytes: int = BLOCK_
 
 def _around_of(part: bytes) -> tuple[dict[str, Any], Counter[str]]:
     """Return the keys in the head or the tail of a damaged document, as far as they are valid."""
-    if part.lstrip().startswith(b"["):
+    if not part.strip() or part.lstrip().startswith(b"["):
         return {}, Counter()
     for end in (b"]}", b""):
         for whole in (part + end, valid_json(part + end)):

@@ -83,9 +83,13 @@ def repaired(text: bytes) -> Repaired:
     """Read a part of a list of events, each event apart, so that damage stays where it is."""
     if all(_is_valid(b"[" + text + b"]", form) for form in (list[ExactEvent], list[Event])):
         return Repaired([text] if text.strip() else [])
-    found, parts, at = Repaired(), _parts_of(text), 0
+    found, spans, at = Repaired(), _spans_of(text), 0
+    parts = [text[begin:end] for begin, end in spans]
     while at < len(parts) and found.tail is None:
         at += _add_next(found, parts, at)
+    if found.tail is not None:
+        # Parts of another document may follow the one in which the list ends.
+        found.tail = text[spans[at - 1][1] - len(found.tail) :]
     return found
 
 
@@ -97,10 +101,10 @@ def _is_valid(text: bytes, form: object) -> bool:
     return True
 
 
-def _parts_of(text: bytes) -> list[bytes]:
+def _spans_of(text: bytes) -> list[tuple[int, int]]:
     begins = [0, *(border.end(1) for border in BORDER.finditer(text))]
     ends = [*(border.start(1) for border in BORDER.finditer(text)), len(text)]
-    return [text[begin:end] for begin, end in zip(begins, ends, strict=True)]
+    return list(zip(begins, ends, strict=True))
 
 
 def _add_next(found: Repaired, parts: list[bytes], at: int) -> int:
