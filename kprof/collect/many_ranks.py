@@ -21,9 +21,9 @@ from kprof.errors import TraceError, counted
 from kprof.trace import Caveat, RankTotals, Trace
 
 # So much of JSON, unpacked, is read in detail; its tables and what is computed of them take about
-# four times as much memory. Of fewer ranks all are, whatever their size.
+# four times as much memory. Of few ranks all are, whatever their size; of more than fit some.
 IN_DETAIL_BYTES = 400_000_000
-FEWEST_IN_DETAIL = 8
+FEWEST_IN_DETAIL, MOST_IN_DETAIL = 8, 64
 # Traces are packed to about so small a part.
 PACKED_TO = 16
 
@@ -113,7 +113,8 @@ def _telling(everyone: Trace, at: dict[int, int], files: list[Source]) -> list[i
         if place in chosen:
             continue
         num_bytes += _unpacked(files[place])
-        if len(chosen) >= FEWEST_IN_DETAIL and num_bytes > IN_DETAIL_BYTES:
+        is_much = num_bytes > IN_DETAIL_BYTES and len(chosen) >= FEWEST_IN_DETAIL
+        if is_much or len(chosen) >= MOST_IN_DETAIL:
             break
         chosen[place] = None
     first_rank = {place: rank for rank, place in sorted(at.items(), reverse=True)}
