@@ -58,3 +58,11 @@ def test_recorded_ranks_that_were_condensed_wait_as_they_do():
     trace = analyze(read(SAMPLED))
     assert find_lateness(condensed(trace)) == find_lateness(trace)
     assert condensed(trace).meta.totals == rank_totals(trace)
+
+
+@pytest.mark.skipif(not SAMPLED, reason="needs ../shared/traces")
+def test_why_a_rank_is_idle_does_not_depend_on_the_ranks_beside_it():
+    together = rank_totals(analyze(read(SAMPLED)))
+    alone = [rank_totals(analyze(read([path])))[0] for path in SAMPLED]
+    causes = [[one.idle_by_cause_ns for one in of] for of in (together, alone)]
+    assert causes[0] == causes[1]

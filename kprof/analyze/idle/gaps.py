@@ -134,8 +134,12 @@ class Launch:
     """Whether it is the first that its call launched; the nodes of a graph follow by themselves."""
     ready: np.ndarray
     """When it could have started on an idle device, as far as its launch is concerned."""
-    latency_ns: int
-    """Median time from a launch to its start on an idle device."""
+    latency_ns: dict[int, int]
+    """For each rank the median time from a launch to its start on an idle device."""
+
+    def latency_of(self, rank: np.ndarray) -> np.ndarray:
+        """Return that time for each of several ranks."""
+        return _of_ranks(self.latency_ns, rank)
 
 
 def find_launches(trace: Trace) -> Launch:
@@ -154,18 +158,29 @@ def find_launches(trace: Trace) -> Launch:
     at_first = np.full(len(ranges) + 1, np.iinfo(np.int64).max)
     np.minimum.at(at_first, row, start)
     end = np.minimum(end, np.where(known, at_first[row], end))
-    latency = _latency_ns(kernels, known & is_first, begin)
-    ready = np.where(known & is_first, np.maximum(begin + 2 * latency, end), begin)
+    rank = kernels["rank"].to_numpy(np.int64)
+    latency = {}
+    for one in np.unique(rank).tolist():
+        mine = rank == one
+        latency[one] = _latency_ns(kernels[mine], (known & is_first)[mine], begin[mine])
+    at_once = begin + 2 * _of_ranks(latency, rank)
+    ready = np.where(known & is_first, np.maximum(at_once, end), begin)
     return Launch(row, begin, end, known & is_first, ready, latency)
 
 
+def _of_ranks(values: dict[int, int], rank: np.ndarray) -> np.ndarray:
+    """Return the value of each of several ranks."""
+    known = np.array(sorted(values), dtype=np.int64)
+    return np.array([values[one] for one in known.tolist()], np.int64)[np.searchsorted(known, rank)]
+
+
 def _latency_ns(kernels: pd.DataFrame, known: np.ndarray, begin: np.ndarray) -> int:
-    """Return the median time from launch to start of activities that were launched late."""
+    """Return the median time from launch to start of what a rank launched late."""
     start = kernels["start_ns"].to_numpy(np.int64)
     end = start + kernels["duration_ns"].to_numpy(np.int64)
-    keys = [kernels[c].to_numpy() for c in ("device", "rank")]
-    order = np.lexsort([start, *keys])
-    is_new = np.append(True, np.diff(keys[0][order]) | np.diff(keys[1][order]))[: len(order)]
+    device = kernels["device"].to_numpy()
+    order = np.lexsort([start, device])
+    is_new = np.append(True, np.diff(device[order]))[: len(order)]
     ended = pd.Series(end[order]).groupby(np.cumsum(is_new)).cummax().to_numpy()
     is_idle = ~is_new.astype(bool) & known[order]
     ended = np.append(0, ended[:-1])[: len(order)]
@@ -200,11 +215,16 @@ def _percentile(times: np.ndarray, percent: float) -> int:
     return int(np.percentile(times, percent, method="lower"))
 
 
-def between_kernels_ns(gaps: Gaps, launch: Launch) -> int:
-    """Return the longest gap that is no more than the device's own time between two activities."""
-    inside = (gaps.row != NOTHING) & (gaps.edge == INSIDE)
+def between_kernels_ns(gaps: Gaps, launch: Launch) -> np.ndarray:
+    """Return for each gap how long one may be that is the device's own time between activities."""
+    of_rank = {rank: _between_kernels_ns(gaps, launch, rank) for rank in launch.latency_ns}
+    return _of_ranks(of_rank, gaps.rank)
+
+
+def _between_kernels_ns(gaps: Gaps, launch: Launch, rank: int) -> int:
+    inside = (gaps.row != NOTHING) & (gaps.edge == INSIDE) & (gaps.rank == rank)
     row, length = gaps.row[inside], (gaps.end - gaps.start)[inside]
-    latency_ns = launch.latency_ns
+    latency_ns = launch.latency_ns[rank]
     was_queued = launch.begin[row] < gaps.start[inside] - QUEUED_EARLY * latency_ns
     own = length[was_queued & launch.is_first[row] & (length < QUEUED_EARLY * latency_ns)]
     if len(own) < ENOUGH_TO_MEASURE:
@@ -246,7 +266,7 @@ class Evidence:
     gaps: Gaps
     launch: Launch
     host: Host
-    floor_ns: int
+    floor_ns: np.ndarray
     """Gaps up to this long are what the device itself needs between two activities."""
 
     def devices(self) -> list[tuple[int, int]]:
@@ -287,14 +307,14 @@ def _hosts_until(evidence: Evidence) -> np.ndarray:
     is_late = launch.is_first[row] & (launch.ready[row] > gaps.start)
     until = np.where(is_late, np.minimum(launch.ready[row], gaps.end), gaps.start)
     # Launches take longer at times: a short rest is still the launch's.
-    slack_ns = max(floor_ns, 2 * launch.latency_ns)
+    slack_ns = np.maximum(floor_ns, 2 * launch.latency_of(gaps.rank))
     until = np.where(is_late & (gaps.end - until <= slack_ns), gaps.end, until)
     until = np.where(_is_short(gaps, floor_ns), gaps.start, until)
     # Idle time that no activity ended is ended by the last step.
     return np.where(row == NOTHING, gaps.end, until)
 
 
-def _is_short(gaps: Gaps, floor_ns: int) -> np.ndarray:
+def _is_short(gaps: Gaps, floor_ns: np.ndarray) -> np.ndarray:
     return np.asarray((gaps.edge == INSIDE) & (gaps.end - gaps.start <= floor_ns))
 
 
@@ -318,19 +338,19 @@ def _hosts_part(evidence: Evidence, until: np.ndarray) -> list[Pieces]:
         cuts = cut(gaps.start[rows], made[rows], painting)
         layer, row = painting.layer[cuts.segment], painting.row[cuts.segment]
         is_silent = (layer == NOTHING) & (
-            painting.lengths(cuts) > SILENCE * evidence.launch.latency_ns
+            painting.lengths(cuts) > SILENCE * evidence.launch.latency_ns[one]
         )
-        cause = _causes_of(evidence, layer, row, is_silent)
+        cause = _causes_of(evidence, one, layer, row, is_silent)
         parts.append(Pieces(rows[cuts.of], cuts.start, cuts.end, cause, row))
     return parts
 
 
 def _causes_of(
-    evidence: Evidence, layer: np.ndarray, row: np.ndarray, is_silent: np.ndarray
+    evidence: Evidence, rank: int, layer: np.ndarray, row: np.ndarray, is_silent: np.ndarray
 ) -> np.ndarray:
-    """Return the cause that each layer of evidence proves.
+    """Return the cause that each layer of evidence of a rank proves.
 
-    Outside every step the host may have been asked for nothing; a trace without steps and without
+    Outside every step the host may have been asked for nothing; a rank without steps and without
     stacks cannot tell that from Python.
     """
     trace, blocking = evidence.trace, evidence.host.blocking
@@ -341,7 +361,8 @@ def _causes_of(
     of_call = np.full(len(trace.ranges) + 1, UNKNOWN)
     of_call[blocking.index] = [CODES[name] for name in blocking]
     cause = np.where(is_blocked, of_call[row], cause)
-    has_steps = len(evidence.host.rows["step"]) > 0 and not trace.is_host_only
+    host = evidence.host
+    has_steps = (host.rank[host.rows["step"]] == rank).any() and not trace.is_host_only
     return np.where(is_silent, CODES[causes.NO_WORK] if has_steps else UNKNOWN, cause)
 
 
