@@ -204,6 +204,57 @@ def test_a_norms_argument_that_is_a_sum_is_added_by_its_kernel(layer, is_trainin
 NORMS_OF = {PostNormLayer: ("norm_1", "norm_2"), NestedLayer: ("norm_2", "norm_1")}
 
 
+class AttendingLayer(PostNormLayer):
+    """As in ALBERT: attention, and the norm of a sum."""
+
+    def forward(self, x):
+        attended = nn.functional.scaled_dot_product_attention(x[None], x[None], x[None])[0]
+        return self.norm_1(x + self.dense(attended))
+
+
+def test_a_layer_that_attends_itself_is_left_to_the_kernel_of_attention():
+    with swapped(AttendingLayer(), *EAGER, "attention_forward=eager") as swap:
+        pass
+    assert {site.kernel: site.skipped is None for site in swap.sites} == {
+        "add_layernorm": False,
+        "attention_forward": True,
+    }
+    with swapped(AttendingLayer(), *EAGER) as swap:
+        pass
+    assert [site.skipped for site in swap.sites] == [None]
+
+
+class FeedForward(PostNormLayer):
+    """As in BART: a GELU behind a linear layer, and the norm of a sum."""
+
+    def __init__(self, size=16):
+        super().__init__(size)
+        self.act = nn.GELU()
+
+    def forward(self, x):
+        residual = x
+        x = residual + self.output(self.act(self.dense(x)))
+        return self.norm_1(x)
+
+
+class PostNormFeedForward(FeedForward):
+    def forward(self, x):
+        return self.norm_1(self.output(self.act(self.dense(x))) + x)
+
+
+@pytest.mark.parametrize("layer", [FeedForward(), PostNormFeedForward()], ids=["bart", "inside"])
+def test_a_sum_and_a_bias_of_one_forward_are_both_replaced(layer):
+    x = x_of()
+    expected = gradients(layer, x)
+    before = snapshot(layer)
+    with swapped(layer, *EAGER, "bias_gelu=eager") as swap:
+        for one, other in zip(gradients(layer, x), expected, strict=True):
+            torch.testing.assert_close(one, other)
+    assert snapshot(layer) == before
+    found = {site.kernel: site.num_replaced for site in swap.sites}
+    assert found == {"add_layernorm": 1, "bias_gelu": 1}
+
+
 def test_torchs_own_layer_adds_and_norms_at_once():
     layer, x = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0), x_of()
     expected = gradients(layer, x)

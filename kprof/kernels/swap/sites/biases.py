@@ -90,14 +90,13 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
         if not any(_is_gelu(child, request) for child in module._modules.values()):
             continue
         tree, label = tree_for(module, request), name or type(module).__name__
-        pairs = [] if tree is None else pairs_in(module, tree, request)
         why = why_foreign(module)
-        if tree is None or not pairs:
+        if tree is None or not pairs_in(module, tree, request):
             continue
         if why is not None:
             yield Skip(label, BIAS_GELU, type(module).__name__, why)
         else:
-            yield _site(label, module, tree, pairs, request)
+            yield _site(label, module, tree, Pairings(module, tree, request))
 
 
 class _Pairing:
@@ -182,16 +181,35 @@ def call_child(child: Any, x: Any) -> Any:
     return child(x)
 
 
-def _site(
-    name: str, module: Module, tree: ast.FunctionDef, pairs: list[Pair], request: Request
-) -> Site:
+class Pairings:
+    """The pairs in a module's forward, of which this is the tree."""
+
+    def __init__(self, module: Module, tree: ast.FunctionDef, request: Request) -> None:
+        """Find the pairs; there are none where `bias_gelu` was not asked for."""
+        is_asked = BIAS_GELU in request.kernels
+        pairs = pairs_in(module, tree, request) if is_asked else []
+        self._pairings = {pair: _Pairing(module, pair, request) for pair in pairs}
+        self.calls = _calls_of(module, tree, self._pairings, request) if pairs else {}
+        """Functions that the forward calls instead of its children, by place."""
+        self.parts = {
+            f"{type(module).__name__}: {pair.linear}": one.dispatcher
+            for pair, one in self._pairings.items()
+        }
+
+    def why_changed(self, owner: Any) -> str | None:
+        """Return what has changed in a GELU since it was recognised; None: nothing."""
+        changed = (
+            one.reads.why_changed(owner._modules.get(pair.activation))
+            for pair, one in self._pairings.items()
+        )
+        return next((why for why in changed if why is not None), None)
+
+
+def _site(name: str, module: Module, tree: ast.FunctionDef, pairings: Pairings) -> Site:
     original, switch = type(module).forward, Switch()
-    pairings = {pair: _Pairing(module, pair, request) for pair in pairs}
-    calls = _calls_of(module, tree, pairings, request)
-    marked = Mark(calls).visit(copy.deepcopy(tree))
-    patched = rewritten(original, marked, functions_for(calls))
-    what = type(module).__name__
-    parts = {f"{what}: {pair.linear}": one.dispatcher for pair, one in pairings.items()}
+    marked = Mark(pairings.calls).visit(copy.deepcopy(tree))
+    patched = rewritten(original, marked, functions_for(pairings.calls))
+    parts = pairings.parts
     notes = [one.noting() for one in parts.values()]
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -206,11 +224,7 @@ def _site(
     def why_changed(owner: Any) -> str | None:
         if type(owner).forward is not original:
             return "its forward is another one now"
-        changed = (
-            one.reads.why_changed(owner._modules.get(pair.activation))
-            for pair, one in pairings.items()
-        )
-        return next((why for why in changed if why is not None), None)
+        return pairings.why_changed(owner)
 
     put = bound(forward, original, switch)
     return Site(name, module, put, parts, switch=switch, why_changed=why_changed)

@@ -74,10 +74,12 @@ def patch_of(
     names: Iterable[str],
     request: Request,
     fused: Container[Place] = (),
+    others: Mapping[Place, Callable[..., Any]] | None = None,
 ) -> Patch:
     """Return the tree of a forward in which these norms and activations are called otherwise.
 
-    `fused`: calls of norms that are no forks, as their input is a sum of the same kernel.
+    `fused`: calls of norms that are no forks, as their input is a sum of the same kernel. `others`:
+    functions that take the place of further calls.
     """
     readers = read_by_linears(module, tree, names, request)
     norms = {one for one in names if isinstance(norm_of(module._modules[one], request), Recognised)}
@@ -87,7 +89,7 @@ def patch_of(
         place: telling(one)
         for place, one in readers.items()
         if one is not None and place not in forked
-    }
+    } | dict(others or {})
     functions = {_forking(n): forking(readers[one.call]) for n, one in enumerate(forks)}
     marked = Mark(calls).visit(InsertForks(forks).visit(copy.deepcopy(tree)))
     return Patch(marked, {**functions, **functions_for(calls)})

@@ -21,11 +21,19 @@ from torch.compiler import is_compiling
 from torch.nn import Module
 
 from kprof.kernels.swap.dispatch import PLAIN, Dispatcher, changes_of, key_of
-from kprof.kernels.swap.patches import innermost, is_passed_over, rewritten, tree_of, why_foreign
+from kprof.kernels.swap.patches import (
+    calls_in,
+    innermost,
+    is_passed_over,
+    rewritten,
+    tree_of,
+    why_foreign,
+)
 from kprof.kernels.swap.probes import are_alike, kind_of, place_of, probing
 from kprof.kernels.swap.reads import CHANGED, Reads
 from kprof.kernels.swap.site import Request, Site, Skip, Switch, bound
 from kprof.kernels.swap.sites import Family
+from kprof.kernels.swap.sites.biases import Pairings
 from kprof.kernels.swap.sites.norms import (
     FORMS,
     LAYERNORM,
@@ -43,6 +51,7 @@ from kprof.kernels.swap.sites.norms import (
     rounding,
 )
 from kprof.kernels.swap.sites.readers import patch_of, producers_in, read_by_linears
+from kprof.kernels.swap.translate import translations_of
 from kprof.kernels.swap.uses import (
     METADATA,
     READS_LOCALS,
@@ -66,6 +75,7 @@ BESIDE = "its code does more with the sum than norm it and add to it (line {line
 LOCALS = "its forward reads its local variables as a whole"
 WATCHED = "its norm has hooks, or another forward"
 ANOTHER = "its norm is another one now"
+FUNCTION = "its forward calls {name}, which is replaced instead"
 NO_TENSORS = "it adds something else than two plain tensors"
 
 
@@ -129,8 +139,9 @@ def _sites(
     """Yield the site of a layer's joints, and the places that are skipped."""
     places: list[Joint | Obstacle] = [*found.joints, *found.obstacles]
     what, joints = type(module).__name__, list[Joint]()
+    foreign = why_foreign(module) or _why_others(module, found, request)
     for one in places:
-        why = why_foreign(module) or (one.why if isinstance(one, Obstacle) else None)
+        why = foreign or (one.why if isinstance(one, Obstacle) else None)
         why = why or _why_not(module, known[one.norm], one.norm, request)
         if why is None and isinstance(one, Joint):
             joints.append(one)
@@ -139,6 +150,19 @@ def _sites(
             yield Skip(name, KERNELS[known[one.norm].kernel], titled, why)
     if joints and found.tree is not None:
         yield _site(name, module, found.tree, joints, known, request)
+
+
+def _why_others(module: Module, found: Found, request: Request) -> str | None:
+    """Return that a function takes the forward, of which one site alone can be; None: none does.
+
+    A sum that is a variable goes before, as a norm reads it and the next layer, too.
+    """
+    if not found.joints or any(one.sum is not None for one in found.joints):
+        return None
+    for path, value in calls_in(type(module).forward):
+        if translations_of(value, request.kernels):
+            return FUNCTION.format(name=".".join(path))
+    return None
 
 
 def _why_not(module: Module, found: Recognised, child: str, request: Request) -> str | None:
@@ -483,7 +507,10 @@ def _site(
         add = _adding(module, joint, found, reads, dispatcher, readers)
         adders[_adder(number)] = _norming(add, joint.norm) if joint.sum is None else add
     normed = {joint.call for joint in joints}
-    patch = patch_of(module, tree, producers_in(module, request), request, normed)
+    # Only one site can patch a forward.
+    pairings = Pairings(module, tree, request)
+    parts |= pairings.parts
+    patch = patch_of(module, tree, producers_in(module, request), request, normed, pairings.calls)
     owner = (tree.args.posonlyargs + tree.args.args)[0].arg
     fused = _Fuse(owner, joints).visit(patch.tree)
     patched = rewritten(original, fused, {**adders, **patch.functions})
@@ -504,7 +531,8 @@ def _site(
         changed = (
             reads.why_changed(owner._modules.get(child)) for child, reads in reads_by_norm.items()
         )
-        return next((why for why in changed if why is not None), None)
+        why = next((why for why in changed if why is not None), None)
+        return why or pairings.why_changed(owner)
 
     put = bound(forward, original, switch)
     return Site(name, module, put, parts, switch=switch, why_changed=why_changed)
