@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, is_grad_enabled
 from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
+from torch._C import _is_tracing as is_tracing
 from torch._C._functorch import maybe_current_level
 
 from kprof.analyze.kernel_times import is_ours
@@ -231,10 +232,9 @@ class Dispatcher:
     def _why_not(self, arguments: tuple[Any, ...]) -> str | None:
         if not self._is_open:
             return UNWANTED
-        if maybe_current_level() is not None:
-            return "inside a transform of torch.func"
-        if is_forward_mode():
-            return "derivatives are computed in forward mode"
+        why = _why_not_now()
+        if why is not None:
+            return why
         tensors = [one for one in arguments if isinstance(one, Tensor)]
         for one in tensors:
             if type(one) not in PLAIN:
@@ -303,6 +303,16 @@ def _changes_elsewhere(reads: Reads) -> Callable[[object], bool]:
     return is_changed
 
 
+def _why_not_now() -> str | None:
+    """Return which mode of torch kernels do not support."""
+    if maybe_current_level() is not None:
+        return "inside a transform of torch.func"
+    if is_tracing():
+        # A kernel would be a call of Python, which a traced graph cannot be saved with.
+        return "torch.jit traces it"
+    return "derivatives are computed in forward mode" if is_forward_mode() else None
+
+
 def key_of(x: Tensor, other: Tensor | None = None, third: Tensor | None = None) -> Hashable:
     """Return the key of a call's decision: its tensors, and torch's modes."""
     return (
@@ -316,6 +326,7 @@ def key_of(x: Tensor, other: Tensor | None = None, third: Tensor | None = None) 
         is_any_autocast_enabled() and cast_of(x),
         maybe_current_level(),
         is_forward_mode(),
+        is_tracing(),
     )
 
 

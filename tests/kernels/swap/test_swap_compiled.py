@@ -119,6 +119,40 @@ def test_an_exported_model_needs_no_kernels():
         assert "rms_norm" not in str(program.graph)
 
 
+def block():
+    torch.manual_seed(0)
+    return nn.Sequential(Norm(8), Mlp(8))
+
+
+class EveryModule(torch.fx.Tracer):
+    """Traces modules of torch, too."""
+
+    def is_leaf_module(self, m, module_qualified_name):
+        return False
+
+
+@pytest.mark.parametrize("tracer", [torch.fx.Tracer, EveryModule])
+def test_a_symbolic_trace_is_of_the_original(tracer):
+    model = block()
+    wanted = [str(node) for node in tracer().trace(model).nodes]
+    with swapped(model, "rmsnorm=aten", "swiglu=eager") as swap:
+        assert [str(node) for node in tracer().trace(model).nodes] == wanted
+    assert len(swap.fallen_back) > 1
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_traced_model_is_the_original_and_later_calls_run_the_kernel():
+    model, x = block(), torch.randn(2, 8)
+    with swapped(model, "rmsnorm=aten", "swiglu=eager") as swap:
+        model(x)
+        traced = torch.jit.trace(model, (x,), check_trace=False)
+        model(x)
+    assert "rms_norm" not in str(traced.inlined_graph)
+    torch.testing.assert_close(traced(3 * x), model(3 * x))
+    counts = {call.why: call.num_calls for call in swap.sites[0].calls}
+    assert counts == {None: 2, "torch.jit traces it": 1}
+
+
 def test_a_compiler_that_says_it_exports_every_graph_compiles_the_kernel(monkeypatch):
     def is_exporting():
         return torch.compiler.is_dynamo_compiling()

@@ -195,7 +195,8 @@ def _norm_site(name: str, norm: Module, request: Request) -> Site:
             # A compiler fuses both by itself.
             note(False)
             return original(self, *given, **kwargs)
-        why = OTHERWISE if len(given) != 1 or kwargs else _why_not(self, x)
+        is_alone = len(given) == 1 and not kwargs and isinstance(x, Tensor)
+        why = _why_not(self, x) if is_alone else OTHERWISE
         if switch.owner is not self or why is not None:
             return run_original(self, str(why), *given, **kwargs)
         return _lazily(self, x, original, dispatcher)

@@ -108,7 +108,7 @@ def _linear(
     run_original = running_original(original, dispatcher, switch)
 
     def forward(self: Any, x: Any = None, /, **kwargs: Any) -> Any:
-        if switch.owner is not self or kwargs or x is None:
+        if switch.owner is not self or kwargs or not isinstance(x, Tensor):
             return run_original(self, OTHERWISE, *(() if x is None else (x,)), **kwargs)
         parameters = self._parameters
         if "weight" not in parameters or "bias" not in parameters:

@@ -613,7 +613,7 @@ def _gated(
     options, run_first = _options(found), _running_first(found)
 
     def forward(self: Any, x: Any = None, /, *args: Any, **kwargs: Any) -> Any:
-        if switch.owner is not self or args or kwargs or x is None:
+        if switch.owner is not self or args or kwargs or not isinstance(x, Tensor):
             return run_original(self, OTHERWISE, *(() if x is None else (x,)), *args, **kwargs)
         children = self._modules
         if not _are_as_found(children, passed_over):

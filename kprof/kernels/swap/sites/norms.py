@@ -424,7 +424,7 @@ def _normalising(
         kprof_forks: bool = False,
         **kwargs: Any,
     ) -> Any:
-        if switch.owner is not self or args or kwargs or x is None:
+        if switch.owner is not self or args or kwargs or not isinstance(x, Tensor):
             return run_original(self, OTHERWISE, *(() if x is None else (x,)), *args, **kwargs)
         if not x.is_contiguous() and is_permuted(x):
             order = None if is_compiling() or not keeps_order else order_of(x)
