@@ -34,6 +34,7 @@ PHASE_OF_RANGE = (
     ("Optimizer.step#", "optimizer"),
     ("Optimizer.zero_grad#", "optimizer"),
     ("enumerate(DataLoader)#", "data"),
+    ("enumerate(DataPipe)#", "data"),
     ("DistributedDataParallel.forward", "forward"),
     ("FullyShardedDataParallel.forward", "forward"),
     ("torch.distributed.ddp.reducer::", "backward"),

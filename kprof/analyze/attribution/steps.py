@@ -34,7 +34,7 @@ CROSSING_NS = 1_000
 OF_OPTIMIZER = "Optimizer.step#"
 # Ranges that PyTorch and libraries write, which are parts of a step.
 _OF_LIBRARIES = re.compile(
-    r"Optimizer\.|enumerate\(DataLoader\)|DistributedDataParallel|FullyShardedDataParallel|FSDP"
+    r"Optimizer\.|enumerate\(Data(?:Loader|Pipe)\)|DistributedDataParallel|FullyShardedDataParallel|FSDP"
     r"|nccl|gloo|mpi|ucc|c10d|torch\.|torchvision|Torch-Compiled|## |CUDAGraph|TorchDynamo"
     r"|Inductor|PyTorch Profiler|record_param_comms|cub::|thrust|cublas|cudnn|cufft|autograd::",
     re.IGNORECASE,

@@ -62,7 +62,7 @@ PAGEABLE_UPLOAD = r"HtoD \(Pageable"
 PAGEABLE_DOWNLOAD = r"DtoH \(.*Pageable\)"
 # Operators in which the host itself waits for the other ranks.
 BLOCKING_COLLECTIVE = r"barrier"
-LOADING_RANGE = r"^enumerate\(DataLoader\)#"
+LOADING_RANGE = r"^enumerate\(Data(?:Loader|Pipe)\)#"
 LOADING_FUNCTION = r"^torch/utils/data/dataloader\.py\(\d+\): __next__"
 # Python's own ways to wait, as its profiler names them.
 WAITING_FUNCTION = (

@@ -130,6 +130,7 @@ def test_ranges_of_another_thread_of_libraries_or_around_little_work_are_no_step
         "another thread": [span("load", 10 * i, 9, thread=2) for i in range(3)],
         "a library": [span("nccl:all_reduce", 10 * i, 9) for i in range(3)],
         "data": [span("enumerate(DataLoader)#_Iter.__next__", 10 * i, 9) for i in range(3)],
+        "data pipes": [span("enumerate(DataPipe)#Batcher", 10 * i, 9) for i in range(3)],
         "no launch": [span("log", 10 * i + 5, 4) for i in range(3)],
     }
     assert [name for name, ranges in others.items() if find_steps(opened(ranges, launches))] == []

@@ -65,8 +65,14 @@ def test_data_loading_counts_for_itself_also_after_a_wait():
     ]
 
 
-def test_a_data_loader_of_another_recording_is_known_by_torchs_range():
-    name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+@pytest.mark.parametrize(
+    "name",
+    [
+        "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__",
+        "enumerate(DataPipe)#BatcherIterDataPipe",
+    ],
+)
+def test_a_data_loader_of_another_recording_is_known_by_torchs_range(name):
     assert causes(spent(100, 990, kind="range", name=name))[0] == ("data loading", 890)
 
 
