@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from kprof.trace import Trace
 
 PACKAGE = "kprof_recorder"
+# Held while a block is recorded: a process has one profiler.
+_BLOCK = threading.Lock()
 
 
 class NotYet(NamedTuple):
@@ -118,14 +121,17 @@ class Run:
         return f"{named}: {summary.whole} of {format_time(summary.whole_ns)}, {number}"
 
     def _repr_html_(self) -> str:
-        """Return the report for a notebook, without figures."""
-        if self._not_yet is not None:
-            from markupsafe import escape
+        """Return the report for a notebook, without figures; why, where there is none."""
+        from markupsafe import escape
 
-            return str(escape(repr(self)))
         from kprof.report.html import render_frame
 
-        meta = self.trace.meta
+        if self._not_yet is not None:
+            return str(escape(repr(self)))
+        try:
+            meta = self.trace.meta
+        except KprofError as error:
+            return f"<pre>{escape(str(error))}</pre>"
         sections: list[Section] = self._opened.summary
         return render_frame(meta.source, sections, meta.command_line)
 
@@ -176,7 +182,8 @@ def profile(
         memory: Record every allocation.
 
     Raises:
-        LaunchError: `out` holds a recording already, or this Python has no torch.
+        LaunchError: `out` holds a recording already, a block is being recorded, or this Python
+            has no torch.
     """
     from kprof.collect.recorder.kprof_recorder.settings import Settings
 
@@ -195,17 +202,25 @@ def _recorded(
         with _block(running.session):
             yield run
         return
-    run = Run(_prepared(out, force=force))
-    run._not_yet = RECORDING
-    raw = run.path / "raw"
-    settings = replace(settings, raw=raw.resolve())
-    session = _load_recorder().start(settings)
-    session.restart(settings)
+    if not _BLOCK.acquire(blocking=False):
+        raise LaunchError(
+            "a block is being recorded, and a second one would end its recording",
+            fix="profile one block at a time; name a part of it with kprof.range",
+        )
     try:
-        with _launched(raw), _block(session):
-            yield run
+        run = Run(_prepared(out, force=force))
+        run._not_yet = RECORDING
+        raw = run.path / "raw"
+        settings = replace(settings, raw=raw.resolve())
+        session = _load_recorder().start(settings)
+        session.restart(settings)
+        try:
+            with _launched(raw), _block(session):
+                yield run
+        finally:
+            run._not_yet = None
     finally:
-        run._not_yet = None
+        _BLOCK.release()
 
 
 def range(name: str) -> AbstractContextManager[None]:
@@ -213,7 +228,12 @@ def range(name: str) -> AbstractContextManager[None]:
 
     It is also an NVTX range of the domain `kprof`, where a tool such as Nsight Systems listens.
     Without torch and such a tool it does nothing.
+
+    Raises:
+        KprofError: the name is not a text.
     """
+    if not isinstance(name, str):
+        raise KprofError(f"kprof.range({name!r}): a name is a text", fix=f'kprof.range("{name}")')
     if "torch" not in sys.modules and _nvtx_domain() is None:
         return contextlib.nullcontext()
     return _named(name)
@@ -265,6 +285,9 @@ def _torch_range(name: str) -> AbstractContextManager[object]:
         make = contextlib.nullcontext
     else:
         make = recorders.TorchRange
+    if not (name.isascii() and name.isprintable()):
+        # Torch's trace calls all other names "unknown", and some of them are an error.
+        name = name.encode("unicode_escape").decode()
     return make(name)
 
 

@@ -14,7 +14,7 @@ from kprof import api
 from kprof.analyze.attribution.ledger import balance
 from kprof.analyze.passes import analyze
 from kprof.comparison import Claim, Comparison, Interval, Metric, Plan
-from kprof.errors import KprofError
+from kprof.errors import KprofError, LaunchError
 from kprof.opened import Opened
 from tests.traces import trace_of
 
@@ -150,6 +150,46 @@ def test_a_range_is_nothing_without_torch_and_without_a_tool(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     api._nvtx_domain.cache_clear()
     assert isinstance(kprof.range("mine"), nullcontext)
+
+
+@pytest.mark.parametrize("name", [3, None, b"step"])
+def test_a_range_whose_name_is_no_text_is_refused(name):
+    with pytest.raises(KprofError, match="is a text"):
+        kprof.range(name)
+
+
+@pytest.mark.slow
+def test_ranges_keep_apart_whatever_they_are_called(tmp_path):
+    torch = pytest.importorskip("torch")
+    names = ["forward", "\u524d\u5411", "\u53cd\u5411", "a\0b", "a\nb", "\ud800", ""]
+    with kprof.profile(tmp_path / "named.kprof") as run:
+        for name in names:
+            with kprof.range(name):
+                torch.ones(2).add(1)
+    told = {name for name in run.trace.ranges["name"].astype(str) if "::" not in name}
+    assert len(told) == len(names)
+    assert "unknown" not in told
+
+
+@pytest.mark.slow
+def test_a_second_block_inside_of_one_is_refused_and_the_first_is_recorded(tmp_path):
+    torch = pytest.importorskip("torch")
+    with kprof.profile(tmp_path / "outer.kprof") as run:
+        torch.ones(2).add(1)
+        with (
+            pytest.raises(LaunchError, match="is being recorded"),
+            kprof.profile(tmp_path / "inner.kprof"),
+        ):
+            pass
+    assert "aten::add" in set(run.kernels["name"])
+    assert not (tmp_path / "inner.kprof").exists()
+
+
+def test_a_run_with_nothing_to_analyze_says_so_in_a_notebook(tmp_path):
+    run = api.Run(tmp_path / "<b>.kprof")
+    shown = run._repr_html_()
+    assert "does not exist" in shown
+    assert "<b>" not in shown
 
 
 def test_a_comparison_shows_its_verdict():
