@@ -215,7 +215,7 @@ def _response(record: _Record, load: Load, *, is_due_known: bool = True) -> Resp
         about.credit_issued_ns if load.kind == "open" else None,
         chunk_ns,
         has_every_chunk=has_every_chunk,
-        is_due_known=is_due_known,
+        is_due_known=is_due_known and (load.kind != "open" or about.credit_issued_ns is not None),
         end_ns=end_ns,
         input_tokens=_count(metrics, "input_sequence_length"),
         output_tokens=_count(metrics, "output_sequence_length"),

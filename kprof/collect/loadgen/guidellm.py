@@ -176,6 +176,7 @@ def _response(request: _Request, outcome: Outcome, *, is_scheduled: bool) -> Res
         in_ns(times.targeted_start) if is_scheduled and times.targeted_start else None,
         chunk_ns,
         has_every_chunk=len(chunk_ns) < 2 or num_chunks == 2,
+        is_due_known=not is_scheduled or times.targeted_start is not None,
         num_chunks=num_chunks,
         end_ns=in_ns(_end_of(times, end, outcome)) if end else None,
         input_tokens=_tokens(request.input_metrics, request.prompt_tokens),

@@ -137,7 +137,9 @@ def _stages_beside(records: Path) -> list[_LoadSummary]:
         return []
 
 
-def _response(request: _Request, late_ns: int | None = None) -> Response:
+def _response(
+    request: _Request, late_ns: int | None = None, *, is_due_known: bool = True
+) -> Response:
     info = request.info or _Info()
     answer = info.response_metrics or _Answer(info.output_tokens, info.output_token_times)
     times = answer.chunk_times or answer.output_token_times or []
@@ -153,6 +155,7 @@ def _response(request: _Request, late_ns: int | None = None) -> Response:
         None if late_ns is None else sent_ns - late_ns,
         chunk_ns,
         tokens=None if has_failed else _tokens_by_chunk(chunk_ns, token_ns, num_tokens),
+        is_due_known=is_due_known,
         # The end is noticed after the last content.
         end_ns=int(chunk_ns[-1]) if len(chunk_ns) and not has_failed else end_ns,
         input_tokens=info.input_tokens,
@@ -185,5 +188,6 @@ def _run_of(stage: _LoadSummary, requests: list[_Request], source: str) -> Respo
     else:
         load = Load("open", f"{stage.requested_rate:g} requests/s", LATEST if late_s else "")
     late_ns = took_ns(max(late_s, 0.0)) if late_s is not None and load.kind == "open" else None
-    rows = tuple(_response(request, late_ns) for request in requests)
+    is_due_known = load.kind != "open" or late_ns is not None
+    rows = tuple(_response(each, late_ns, is_due_known=is_due_known) for each in requests)
     return Responses(source, TOOL, load, rows)

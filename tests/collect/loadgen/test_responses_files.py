@@ -1,6 +1,7 @@
 """Genuine result files of AIPerf and GuideLLM (tests/data/responses/README.md)."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -270,3 +271,38 @@ def test_the_kind_of_an_aiperf_phase_is_the_load(with_phases, phase, load):
 )
 def test_a_load_of_aiperf_that_grows_says_so(with_phases, growth):
     assert "mixture" in read_result(with_phases({"kind": "profiling", **growth})).load.why
+
+
+def without(tree, name):
+    """Return plain data without the fields of this name."""
+    if isinstance(tree, dict):
+        return {key: without(each, name) for key, each in tree.items() if key != name}
+    return [without(each, name) for each in tree] if isinstance(tree, list) else tree
+
+
+SCHEDULED = [
+    (AIPERF, "profile_export.jsonl", "credit_issued_ns", ""),
+    (GUIDELLM.parent, GUIDELLM.name, "targeted_start", "#2"),
+    (DATA / "inference_perf", "stage_0_lifecycle_metrics.json", "schedule_delay", "#1"),
+]
+
+
+@pytest.mark.parametrize(("folder", "name", "field", "place"), SCHEDULED)
+def test_a_scheduled_request_without_its_due_time_meets_no_time_from_it(
+    tmp_path, folder, name, field, place
+):
+    copied = tmp_path / "results"
+    shutil.copytree(folder, copied)
+    lines = (copied / name).read_text().splitlines()
+    rows = lines if name.endswith("l") else ["".join(lines)]
+    (copied / name).write_text("\n".join(json.dumps(without(json.loads(r), field)) for r in rows))
+    path = copied / name if folder == GUIDELLM.parent else copied
+    before, after = (read_result(f"{one}{place}") for one in (_named(folder, path), path))
+    assert before.load.kind == after.load.kind == "open"
+    answers = [row for row in after.rows if row.outcome == "answered"]
+    assert {time_to_first(row).high for row in answers} == {math.inf}
+    assert min(time_to_first(row).high for row in before.rows) < math.inf
+
+
+def _named(folder, path):
+    return folder / path.name if path.is_file() else folder
