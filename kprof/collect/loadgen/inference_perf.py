@@ -147,7 +147,9 @@ def _response(
     token_ns = np.array([in_ns(time) for time in answer.output_token_times or []], np.int64)
     error, num_tokens = request.error, _tokens(answer)
     end_ns = None if request.end_time is None else in_ns(request.end_time)
-    has_failed = error is not None or end_ns is None
+    # An answer without choices or text is recorded as one without an error.
+    is_empty = not times and num_tokens is None
+    has_failed = error is not None or end_ns is None or is_empty
     sent_ns = in_ns(request.start_time)
     return Response(
         sent_ns,
@@ -160,8 +162,12 @@ def _response(
         end_ns=int(chunk_ns[-1]) if len(chunk_ns) and not has_failed else end_ns,
         input_tokens=info.input_tokens,
         output_tokens=None if has_failed else num_tokens,
-        error=(error.error_type or error.error_msg or "error") if error else "",
+        error=_said(error) if error else "no output" if is_empty else "",
     )
+
+
+def _said(error: _Error) -> str:
+    return error.error_type or error.error_msg or "error"
 
 
 def _tokens(answer: _Answer) -> int | None:

@@ -172,6 +172,21 @@ def test_an_older_inference_perf_has_its_times_in_the_info(tmp_path):
     assert len(read_result(alone(tmp_path, [row])).rows[0].chunk_ns) == 3
 
 
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (None, "failed"),
+        ({"output_tokens": 0, "chunk_times": [], "output_token_times": []}, "failed"),
+        ({"output_tokens": 0, "server_usage": {"completion_tokens": 7}}, "answered"),
+        ({"output_tokens": 7}, "answered"),
+    ],
+)
+def test_an_empty_answer_of_inference_perf_is_a_failure(tmp_path, answer, outcome):
+    info = {"input_tokens": 10, "response_metrics": answer}
+    row = {"start_time": 100.0, "end_time": 100.07, "info": info, "error": None}
+    assert read_result(alone(tmp_path, [row])).rows[0].outcome == outcome
+
+
 def test_a_summary_of_inference_perf_says_which_option_to_use(tmp_path):
     path = tmp_path / "summary_lifecycle_metrics.json"
     path.write_text('{"load_summary": {"count": 3}, "successes": {}, "failures": {}}')
