@@ -373,6 +373,14 @@ def test_a_begun_activity_without_an_end_is_left_out_and_counted(tmp_path):
     assert trace.meta.counts["unmatched_edges"] == 1
 
 
+def test_a_range_without_an_end_lasts_to_the_end_of_the_file_and_is_no_damage(tmp_path):
+    begun = annotation("epoch", ph="B", ts=1)
+    trace = read(write(tmp_path, operator(ts=2, dur=3), kernel(ts=5, dur=4.5), begun))
+    assert trace.ranges.set_index("name")["duration_ns"]["epoch"] == 8500
+    assert [caveat.id for caveat in trace.meta.caveats] == ["open_ranges"]
+    assert "unmatched_edges" not in trace.meta.counts
+
+
 def test_what_the_profiler_says_it_dropped_is_a_caveat(tmp_path):
     said = ["WARNING:2026-01-01 Dropped 12 activity records", "WARNING: Dropped 3 activity records"]
     (caveat,) = read(write(tmp_path, kernel(dur=1.5), WARNING=said)).meta.caveats

@@ -130,8 +130,11 @@ class _Pairs:
                 self._close(begun.pop(index), int(time_ns[at]))
         for begun in open_edges.values():
             for edge in begun:
-                self.counts["unmatched_edges"] += 1
-                if not blocks[edge[1]].edges["is_device"][edge[2]]:
+                edges = blocks[edge[1]].edges
+                if edges["is_device"][edge[2]] or edges["row"][edge[2]] < 0:
+                    self.counts["unmatched_edges"] += 1
+                else:
+                    self.counts["open_ranges"] += 1
                     self._close(edge, max(latest_ns, edge[3]))
 
     def _close(self, edge: tuple[str, int, int, int], end_ns: int) -> None:

@@ -248,6 +248,11 @@ def _damage_in(document: Document, losses: list[str], counts: dict[str, int]) ->
     told = [f"{what}: {counts[key]:,}" for what, key in lost.items() if counts.get(key)]
     if told:
         yield Caveat("damaged_records", f"Left out for damage: {'; '.join(told)}.")
+    if number := counts.get("open_ranges", 0):
+        yield Caveat(
+            "open_ranges",
+            f"Ranges that begin and do not end (ph B), taken to last to the end: {number:,}.",
+        )
     if number := counts.get("repaired_events", 0):
         yield Caveat(
             "repaired_events",
