@@ -59,6 +59,8 @@ class RankLateness:
     """How much later than a rank in time it comes to them, in the mean; negative: earlier."""
     num_late: int
     """Units in which it was late."""
+    late_in: tuple[int, ...] = ()
+    """Which units those are: numbers of steps as the workload counts them, or of parts from 0."""
 
 
 @dataclass(frozen=True)
@@ -83,17 +85,30 @@ class Lateness:
     """Whether units are steps."""
 
 
+def waits_by_unit(trace: Trace) -> tuple[pd.DataFrame, bool] | None:
+    """Return `collective_waits` of all ranks with a column `unit`, and whether units are steps.
+
+    A unit has the number of its step, or of its part of the window. Collectives in no unit are left
+    out. None where no collective was recorded on several ranks.
+    """
+    waits = collective_waits(trace.all_ranks or trace)
+    if waits is None:
+        return None
+    unit, are_steps = _units(waits)
+    return waits.assign(unit=unit)[unit >= 0], are_steps
+
+
 @once_per_trace
 def find_lateness(trace: Trace) -> Lateness | None:
     """Return who waits for whom; None where no collective was recorded on several ranks."""
     trace = trace.all_ranks or trace
-    waits = collective_waits(trace)
-    if waits is None:
+    found = waits_by_unit(trace)
+    if found is None:
         return None
-    unit, are_steps = _units(waits)
-    waits = waits.assign(unit=unit)[unit >= 0]
+    waits, are_steps = found
     ranks, at_rank = np.unique(waits["rank"].to_numpy(np.int64), return_inverse=True)
-    num_units = int(waits["unit"].max()) + 1
+    units, at_unit = np.unique(waits["unit"].to_numpy(np.int64), return_inverse=True)
+    waits, num_units = waits.assign(unit=at_unit), len(units)
     groups = _by_group(waits, at_rank, (len(ranks), num_units))
     unit_ns = _elapsed_ns(trace, are_steps=are_steps) / num_units
     late_ns = _lateness(groups)
@@ -106,10 +121,15 @@ def find_lateness(trace: Trace) -> Lateness | None:
     total = np.sum([table for _, table in groups], axis=0)
     return Lateness(
         ranks=tuple(
-            RankLateness(rank, host, float(total[i].mean()), float(late_ns[i].mean()), int(num))
-            for i, (rank, host, num) in enumerate(
-                zip(ranks.tolist(), names, is_late.sum(axis=1), strict=True)
+            RankLateness(
+                rank,
+                host,
+                float(total[i].mean()),
+                float(late_ns[i].mean()),
+                int(is_late[i].sum()),
+                tuple(units[is_late[i]].tolist()),
             )
+            for i, (rank, host) in enumerate(zip(ranks.tolist(), names, strict=True))
         ),
         stragglers=tuple(ranks[chosen].tolist()),
         where=_shared(ranks, chosen, names, waits),
@@ -128,8 +148,7 @@ def _units(waits: pd.DataFrame) -> tuple[NDArray[np.int64], bool]:
     step = together["step"].transform("min")
     steps = np.unique(step.dropna().to_numpy(np.int64))
     if len(steps) >= FEWEST_STEPS:
-        known = step.to_numpy(np.int64, na_value=-1)
-        return np.where(known < 0, -1, np.searchsorted(steps, known)), True
+        return step.to_numpy(np.int64, na_value=-1), True
     start = together["start_ns"].transform("min").to_numpy(np.int64)
     at = np.unique(start, return_inverse=True)[1]
     number = int(at.max()) + 1

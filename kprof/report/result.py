@@ -18,6 +18,7 @@ from kprof.analyze.findings.queries import whole_of
 from kprof.analyze.findings.recoverable import idle_in_steps
 from kprof.analyze.groupings import group_kernels, group_modules
 from kprof.analyze.idle.causes import find_exposed_waits, group_idle, worst_places
+from kprof.analyze.late_causes import find_late_causes
 from kprof.analyze.late_ranks import find_lateness
 from kprof.analyze.roofline.agreement import compare_bounds, traffic_ratio
 from kprof.analyze.roofline.hardware_counters import is_counted
@@ -35,6 +36,7 @@ from kprof.trace import Trace
 SCHEMA = 2
 NUM_TOP = 20
 NUM_PLACES = 5
+LATENESS = ("late_ns", "waits_ns", "num_late", "late_in")
 
 
 def result_of(trace: Trace, ledger: Ledger) -> dict[str, object]:
@@ -65,7 +67,7 @@ def result_of(trace: Trace, ledger: Ledger) -> dict[str, object]:
         "counters": _counters(trace),
         "time": records(split_steps(trace)),
         "communication": asdict(measure_communication(trace)),
-        **({"ranks": _by_rank(trace)} if trace.meta.num_ranks > 1 or trace.meta.totals else {}),
+        **(_ranks(trace) if trace.meta.num_ranks > 1 or trace.meta.totals else {}),
         "idle": _idle(trace),
         "kernels": records(group_kernels(trace.kernels, ["name", "kind", "dtype"]).head(NUM_TOP)),
         "modules": records(group_modules(trace.kernels).head(NUM_TOP)),
@@ -83,6 +85,19 @@ def _denominator(trace: Trace) -> dict[str, object]:
     return {**asdict(whole), "step_ns": whole.step_ns, "whole": whole_of(trace)}
 
 
+def _ranks(trace: Trace) -> dict[str, object]:
+    return {"ranks": _by_rank(trace), "late_ranks": _late_ranks(trace)}
+
+
+def _late_ranks(trace: Trace) -> dict[str, object] | None:
+    """Return which ranks are late, what that costs, and why; None where it is unknown."""
+    found = find_lateness(trace)
+    if found is None:
+        return None
+    told = {name: value for name, value in asdict(found).items() if name != "ranks"}
+    return {**told, "causes": [asdict(one) for one in find_late_causes(trace)]}
+
+
 def _by_rank(trace: Trace) -> list[dict[str, object]]:
     """Return what the time of each rank adds up to, and how it kept up in the collectives."""
     in_detail = set(trace.kernels["rank"].unique().tolist())
@@ -92,7 +107,7 @@ def _by_rank(trace: Trace) -> list[dict[str, object]]:
     for one in rank_totals(trace):
         row = {**asdict(one), "is_in_detail": one.rank in in_detail}
         kept_up = late.get(one.rank)
-        row |= {key: getattr(kept_up, key, None) for key in ("late_ns", "waits_ns", "num_late")}
+        row |= {key: getattr(kept_up, key, None) for key in LATENESS}
         found.append(row)
     return found
 

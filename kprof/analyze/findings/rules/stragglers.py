@@ -8,6 +8,7 @@ from kprof.analyze.capture_quality.unanswered import Unanswered, why_no_timeline
 from kprof.analyze.findings.claims import in_words, percent
 from kprof.analyze.findings.queries import why_no_device
 from kprof.analyze.idle.causes import collective_waits
+from kprof.analyze.late_causes import COMPUTE, Cause, LateCause, find_late_causes
 from kprof.analyze.late_ranks import Lateness, find_lateness
 from kprof.findings import Finding, Fix, Grade
 from kprof.trace import Trace
@@ -19,6 +20,15 @@ LEAST_ROTATING_SHARE = 0.05
 # From so many steps on, the same late rank in all of them is no chance.
 MANY_UNITS = 8
 MOST_NAMED = 8
+
+IN_WORDS: dict[Cause, str] = {
+    "data": "their GPUs wait for the data loader",
+    "host": "their GPUs wait for the host",
+    "compute": "they compute longer",
+    "clock": "they run the same launches slower, as at lower clocks or on a shared GPU",
+    "link": "collectives among themselves take longer, as on a slow link",
+    "inconclusive": "inconclusive",
+}
 
 
 def why_no_ranks(trace: Trace) -> Unanswered | None:
@@ -78,7 +88,7 @@ def _rotating(trace: Trace, found: Lateness) -> Finding:
     claim = (
         f"{found.num_rotating} of {len(found.ranks)} ranks come late to the collectives in turn: "
         f"the others wait {in_words(found.rotating_ns)} of each of {found.num_units} "
-        f"{_units(found)} ({percent(share)}) for ever another one, as with unequal batches"
+        f"{_units(found)} ({percent(share)}) for ever another one"
     )
     return _finding(trace, found, claim, "medium", found.rotating_ns)
 
@@ -88,20 +98,49 @@ def _finding(
 ) -> Finding:
     whole_ns = lost_ns if found.are_steps else lost_ns * found.num_units
     latest = sorted(found.ranks, key=lambda one: -one.late_ns)[:MOST_NAMED]
+    causes = find_late_causes(trace)
+    why = {one.rank: _longest_part(one) for one in causes}
     return Finding(
         rule="stragglers",
         claim=claim,
         confidence=confidence,
         effort="medium",
         rows=_waiting(trace, found),
-        details=tuple(
-            f"rank {one.rank}{f' on {one.host}' if one.host else ''}: "
-            f"{in_words(max(one.late_ns, 0))} late in the mean, late in {one.num_late} of "
-            f"{found.num_units}; waits {in_words(one.waits_ns)} for others"
-            for one in latest
+        details=(
+            _cause(causes) + why.get(None, ""),
+            *(
+                f"rank {one.rank}{f' on {one.host}' if one.host else ''}: "
+                f"{in_words(max(one.late_ns, 0))} late in the mean, late in {one.num_late} of "
+                f"{found.num_units}; waits {in_words(one.waits_ns)} for others"
+                f"{why.get(one.rank, '')}"
+                for one in latest
+            ),
         ),
         fix=Fix(waited_ns=round(whole_ns)),
     )
+
+
+def _cause(causes: tuple[LateCause, ...]) -> str:
+    """Return why the late ranks are late, for each cause which."""
+    by_cause: dict[Cause, list[int]] = {}
+    for one in causes:
+        by_cause.setdefault(one.cause, []).extend([] if one.rank is None else [one.rank])
+    if len(by_cause) == 1:
+        return f"cause: {IN_WORDS[next(iter(by_cause))]}"
+    told = (f"{_named(tuple(ranks))}: {IN_WORDS[cause]}" for cause, ranks in by_cause.items())
+    return f"causes: {'; '.join(told)}"
+
+
+def _longest_part(one: LateCause) -> str:
+    """Return which part of the late ranks' time is longer than that of ranks in time, and why."""
+    if one.why_not:
+        return f"; cause inconclusive: {one.why_not}"
+    part = max(one.longer_ns, key=one.longer_ns.__getitem__)
+    told = f"; when late, {part} {in_words(one.longer_ns[part])} longer than of ranks in time"
+    if part != COMPUTE or one.same_launches_share is None:
+        return told
+    share = percent(min(max(one.same_launches_share, 0.0), 1.0))
+    return f"{told}, {share} of it in launches that those have, too"
 
 
 def _waiting(trace: Trace, found: Lateness) -> tuple[int, ...]:
