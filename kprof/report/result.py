@@ -10,6 +10,7 @@ import pandas as pd
 from kprof.analyze.attribution.cuda_graphs import how_named
 from kprof.analyze.attribution.ledger import Ledger, truth_columns
 from kprof.analyze.attribution.steps import denominator, measure_communication, split_steps
+from kprof.analyze.bus_bandwidth import measure_collectives
 from kprof.analyze.capture_quality.audit import audit
 from kprof.analyze.capture_quality.overhead import measure_cost
 from kprof.analyze.capture_quality.unanswered import find_unanswered
@@ -86,7 +87,11 @@ def _denominator(trace: Trace) -> dict[str, object]:
 
 
 def _ranks(trace: Trace) -> dict[str, object]:
-    return {"ranks": _by_rank(trace), "late_ranks": _late_ranks(trace)}
+    return {
+        "ranks": _by_rank(trace),
+        "late_ranks": _late_ranks(trace),
+        "collectives": records(measure_collectives(trace)),
+    }
 
 
 def _late_ranks(trace: Trace) -> dict[str, object] | None:

@@ -15,7 +15,7 @@ from kprof.analyze.element_type import size_bytes
 from kprof.analyze.work import Inputs, Model, Work, at_least, vector_dtype
 
 # As PyTorch names a message's type.
-_TYPES = {
+TYPES = {
     "Double": "fp64",
     "Float": "fp32",
     "Half": "fp16",
@@ -60,10 +60,10 @@ def _recorded(inputs: Inputs) -> Work | None:
     if inputs.message is None:
         return None
     name, given, got, dtype, num_ranks = json.loads(inputs.message)
-    if dtype not in _TYPES or not isinstance(given, int) or not isinstance(got, int):
+    if dtype not in TYPES or not isinstance(given, int) or not isinstance(got, int):
         return None
     ranks = num_ranks if isinstance(num_ranks, int) and num_ranks > 0 else None
-    return collective_work(str(name), given, got, _TYPES[dtype], ranks)
+    return collective_work(str(name), given, got, TYPES[dtype], ranks)
 
 
 def _into(inputs: Inputs, name: str, out: int = 0, given: int = 1) -> Work | None:
