@@ -154,6 +154,25 @@ def test_one_call_beside_an_exact_one_is_wrong_beyond_four_ulps(num_ulps, is_wro
     assert (found is not None) is is_wrong
 
 
+@JUST(("error", "is_wrong"), [(0.0399, False), (0.0401, True)])
+def test_one_call_of_a_lower_precision_is_wrong_beyond_four_times_its_stated_error(error, is_wrong):
+    exact = torch.ones(8, 16, dtype=torch.float64)
+    subject = replace(EXACT, precision="lower", stated_error=0.01)
+    results = [Observed({"output": one}) for one in (exact * (1 + error), exact)]
+    found = find_wrong(subject, *results, {"output": exact})
+    assert (found is not None) is is_wrong
+
+
+@JUST(("error", "is_wrong"), [(0.099, False), (0.101, True)])
+def test_one_call_is_wrong_beyond_a_tenth_where_the_replaced_code_has_no_number(error, is_wrong):
+    exact = torch.ones(8, 16, dtype=torch.float64)
+    new, replaced = exact.clone(), exact.clone()
+    new[0, 0], replaced[0, 0] = 1 + error, math.nan
+    results = [Observed({"output": one}) for one in (new, replaced)]
+    found = find_wrong(EXACT, *results, {"output": exact})
+    assert (found is not None) is is_wrong
+
+
 @JUST(("error", "has_digits"), [(0.0624, True), (0.0626, False)])
 def test_replaced_code_has_digits_below_an_error_of_a_sixteenth(error, has_digits):
     assert pool_of(0.0, error).has_digits is has_digits

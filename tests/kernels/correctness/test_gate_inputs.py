@@ -8,7 +8,7 @@ import torch
 
 from kprof.kernels.correctness.inputs import Draw, bulk_cases, edge_shapes, place
 from kprof.kernels.correctness.memory import LARGE_BYTE, Guarded, poison_freed
-from kprof.kernels.correctness.observe import draw, observe
+from kprof.kernels.correctness.observe import draw, expandable, observe
 from kprof.kernels.correctness.subject import Case
 from tests.kernels.correctness.doubling import DOUBLED, new_is
 
@@ -77,6 +77,25 @@ def test_a_case_draws_the_same_values_every_time_and_another_seed_others():
     one, two = draw(DOUBLED, case)[0], draw(DOUBLED, case)[0]
     assert torch.equal(one, two)
     assert not torch.equal(one, draw(replace(DOUBLED, seed=1), case)[0])
+
+
+@pytest.mark.parametrize(("rows", "which"), [((), (0, 1)), ((1,), (1,)), ((1, 5), (1,))])
+def test_one_row_may_stand_for_all_in_matrices_that_the_rows_name_or_in_any(rows, which):
+    arguments = torch.ones(4, 8), torch.ones(4, 8)
+    assert expandable(replace(DOUBLED, rows=rows), arguments) == which
+
+
+@pytest.mark.parametrize(
+    ("argument", "writes"),
+    [
+        (torch.ones(8), ()),
+        (torch.ones(4, 8, dtype=torch.int64), ()),
+        (2.0, ()),
+        (torch.ones(4, 8), (0,)),
+    ],
+)
+def test_vectors_whole_numbers_and_what_is_written_keep_their_rows(argument, writes):
+    assert expandable(replace(DOUBLED, rows=(), writes=writes), (argument,)) == ()
 
 
 def test_edge_shapes_are_one_and_one_off_the_size_and_off_the_tile_below_it():

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kprof.kernels.correctness import Scope, check
+from kprof.kernels.correctness import Scope, check, variation
 from kprof.kernels.correctness.levels import result_of_gate
 from kprof.kernels.correctness.numerics import check_numerics
 from kprof.kernels.correctness.scope import Size
@@ -114,6 +114,29 @@ def test_a_call_without_memory_for_it_is_left_out_of_the_scope_and_no_fault():
     (left_out,) = level.scope.left_out
     assert left_out.partition(":")[0] == "600 rows"
     assert "memory" in left_out
+
+
+@pytest.mark.parametrize(("num_bytes", "rows"), [(600 * 64, 600), (600 * 64 - 1, 65)])
+def test_growth_ends_where_the_arguments_take_more_bytes_than_allowed(monkeypatch, num_bytes, rows):
+    monkeypatch.setattr(variation, "GROWTH_BYTES", {"cpu": num_bytes})
+    scope = scope_of(free=(0,), contexts=("gradient",))
+    assert sizes_of(scope)["rows"] == rows
+
+
+def test_arguments_that_do_not_grow_with_a_dimension_count_no_bytes(monkeypatch):
+    monkeypatch.setattr(variation, "GROWTH_BYTES", {"cpu": 600 * 64})
+
+    def with_table(shape, draw):
+        return draw(*shape), draw(1_000, 16)
+
+    of_two = {
+        "inputs": with_table,
+        "replaced": lambda x, table: x * 2,
+        "truth": lambda x, table: x * 2,
+        "free": (0,),
+        "contexts": ("gradient",),
+    }
+    assert sizes_of(scope_of(lambda x, table: x * 2, **of_two))["rows"] == 600
 
 
 def test_other_dimensions_have_seventeen_at_most_while_rows_grow():
