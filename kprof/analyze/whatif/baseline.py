@@ -58,9 +58,9 @@ class Baseline:
     """Mean of the steps that the replay counts, as measured; 0 where nothing is replayed."""
     host_spread: float = 0.0
     """How far the host's time lies from what it is taken to be in most steps, as a share."""
-    drained: Replay | None = None
-    """The replay whose mean holds the first step as well, before which the device had nothing to
-    do, where `step_ns` holds it and `replay` does not."""
+    holds_first_step: bool = False
+    """Whether `step_ns` holds the first step, before which the device had nothing to do, and the
+    mean of `replay` does not."""
 
     @property
     def error(self) -> float:
@@ -104,18 +104,17 @@ def find_baseline(trace: Trace) -> Baseline:
         step_ns = whole_ns(trace)
         return Baseline(trace, None, num, step_ns, step_ns, 0)
     found = find_recorded(trace)
-    replay = found.replay()
-    rank = replay.spans.rank
-    measured = replay.span_times(replay.measured())
-    typical = found.replay(is_typical=True)
-    typical = replace(typical, edges=typical.edges.sharing(replay.edges))
-    replayed, roughly = (one.span_times(one.run()) for one in (replay, typical))
     # A change gains in a step to come what it gains behind the drain, where the host has a lead.
-    steady = replay.behind_the_drain()
+    steady = found.replay().behind_the_drain()
+    rank = steady.spans.rank
+    measured = steady.span_times(steady.measured())
+    typical = found.replay(is_typical=True)
+    typical = replace(typical, edges=typical.edges.sharing(steady.edges))
     counts = steady.spans.counts
     means = means_of_ranks(measured, rank)
     slowest = int(means.argmax())
-    errors = [means_of_ranks(np.abs(one - measured), rank) for one in (replayed, roughly)]
+    readings = (steady.spans_ns, typical.spans_ns)
+    errors = [means_of_ranks(np.abs(one - measured), rank) for one in readings]
     recorded = Baseline(
         trace,
         steady,
@@ -124,9 +123,8 @@ def find_baseline(trace: Trace) -> Baseline:
         int(steady.step_ns()),
         int(max(error[slowest] for error in errors)),
         steady_ns=int(means_of_ranks(measured[counts], rank[counts]).max()),
+        holds_first_step=not counts.all(),
     )
-    if not counts.all():
-        recorded = replace(recorded, drained=replay)
     if found.has_several_streams:
         others = tuple(found.replay(streams).behind_the_drain() for streams in OTHER_READINGS)
         recorded = replace(recorded, others=others)
@@ -157,7 +155,7 @@ def _without_recording(recorded: Baseline, replay: Replay) -> Baseline:
         uncertainty_ns=recorded.uncertainty_ns + missed_ns,
         added_ns=recorded.step_ns - wanted_ns,
         host_spread=host_spread(recorded.trace),
-        drained=None,
+        holds_first_step=False,
     )
 
 

@@ -87,7 +87,7 @@ def predict(changes: Sequence[Change], baseline: Baseline) -> Prediction:
         )
     changed = apply(changes, baseline.replay, trace)
     steady = _predicted_ns(changed, baseline)
-    predicted = steady if baseline.drained is None else _with_first_step_ns(changes, baseline)
+    predicted = _with_first_step_ns(changed, baseline) if baseline.holds_first_step else steady
     missed_ns = baseline.uncertainty_ns + _by_the_host_ns(changed, steady, baseline)
     missed_ns += _steady_ns(gain_error_ns(baseline.replay, changed), baseline)
     all_readings = [predicted, steady, *_other_readings_ns(changes, baseline)]
@@ -175,15 +175,15 @@ def _predicted_ns(replay: Replay, baseline: Baseline) -> int:
     return _after_ns(baseline, baseline.replayed_ns - int(replay.step_ns()))
 
 
-def _with_first_step_ns(changes: Sequence[Change], baseline: Baseline) -> int:
-    """Return the mean of all recorded steps after the changes.
+def _with_first_step_ns(changed: Replay, baseline: Baseline) -> int:
+    """Return the mean of all recorded steps in a changed replay.
 
     The first one may gain another time than later ones, since nothing was queued before it.
     """
-    before = baseline.drained
-    assert before is not None
-    gained_ns = before.step_ns() - apply(changes, before, baseline.trace).step_ns()
-    scale = baseline.step_ns / max(before.step_ns(), 1)
+    assert baseline.replay is not None
+    before_ns = baseline.replay.every_step_ns()
+    gained_ns = before_ns - changed.every_step_ns()
+    scale = baseline.step_ns / max(before_ns, 1)
     return max(baseline.step_ns - round(gained_ns * scale), 0)
 
 

@@ -130,17 +130,22 @@ class Replay:
         return replace(self, edges=replace(self.edges, lag_ns=lag_ns))
 
     @cached_property
+    def spans_ns(self) -> np.ndarray:
+        """How long each span takes."""
+        return self.span_times(self.run())
+
+    @property
     def counted_ns(self) -> np.ndarray:
         """How long each span takes that counts; one entry for each, in the order of `spans`."""
-        return np.asarray(self.span_times(self.run())[self.spans.counts])
+        return np.asarray(self.spans_ns[self.spans.counts])
 
     def step_ns(self) -> float:
         """Return what a step takes: of the rank in which it takes longest, on average."""
-        return self._step_ns
-
-    @cached_property
-    def _step_ns(self) -> float:
         return float(means_of_ranks(self.counted_ns, self.spans.rank[self.spans.counts]).max())
+
+    def every_step_ns(self) -> float:
+        """Return what a step takes, as `step_ns`, where every span counts."""
+        return float(means_of_ranks(self.spans_ns, self.spans.rank).max())
 
     def behind_the_drain(self) -> Replay:
         """Return the replay whose mean leaves out each rank's first step, where steps are alike.
