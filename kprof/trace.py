@@ -429,6 +429,16 @@ class Trace:
         """Return a trace whose `ranges` carry these further columns."""
         return replace(self, ranges=self.ranges.assign(**columns))  # type: ignore[arg-type]
 
+    def with_conclusions(self, what_if: tuple[Prediction, ...], diagnosis: Diagnosis) -> Trace:
+        """Return the trace with its predictions and findings, and the answers kept with it.
+
+        An answer that is kept once per trace depends on neither.
+        """
+        told = replace(self, meta=replace(self.meta, what_if=what_if), diagnosis=diagnosis)
+        kept = {name: answer for name, answer in vars(self).items() if name not in vars(told)}
+        vars(told).update(kept)
+        return told
+
 
 _Answer = TypeVar("_Answer")
 _TABLES_KEPT = 4
@@ -437,7 +447,8 @@ _TABLES_KEPT = 4
 def once_per_trace(function: Callable[[Trace], _Answer]) -> Callable[[Trace], _Answer]:
     """Compute an answer about a trace once and keep it with the trace.
 
-    The tables of a trace never change: a pass returns another trace, which keeps no answers.
+    The tables of a trace never change: a pass returns another trace, which keeps no answers. Only
+    `with_conclusions` passes them on, so no answer may depend on the predictions or the findings.
     """
     key = f"{function.__module__}.{function.__qualname__}"
 

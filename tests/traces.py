@@ -8,8 +8,6 @@ from functools import cache
 import pandas as pd
 
 from kprof.analyze import passes as every
-from kprof.analyze.findings.diagnose import add_diagnosis
-from kprof.analyze.whatif.predict import add_predictions
 from kprof.device import Device
 from kprof.trace import SCHEMA, Gpu, Meta, Recording, Table, Trace
 
@@ -120,8 +118,7 @@ def analyzed_trace_of(*kernels, ranges=(), samples=(), idle=(), **meta) -> Trace
 def measured(trace: Trace) -> Trace:
     """Run every pass but those that foretell, which take most of the time."""
     for add in every.PASSES:
-        if add not in (add_predictions, add_diagnosis):
-            trace = add(trace)
+        trace = add(trace)
     return trace
 
 

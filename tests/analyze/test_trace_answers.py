@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from kprof.findings import Diagnosis
 from kprof.trace import once_per_tables, once_per_trace
 from tests.traces import trace_of
 
@@ -53,3 +54,19 @@ def test_functions_do_not_share_answers():
 
     trace = trace_of({"duration_ns": 100})
     assert (first(trace), second(trace)) == (1, 2)
+
+
+def test_conclusions_keep_what_is_known_of_a_trace():
+    asked = []
+
+    @once_per_trace
+    def count(trace):
+        asked.append(trace)
+        return len(trace.kernels)
+
+    trace = trace_of({"duration_ns": 100})
+    known = count(trace)
+    told = trace.with_conclusions((), Diagnosis())
+    assert (count(told), len(asked)) == (known, 1)
+    assert told.diagnosis == Diagnosis()
+    assert trace.diagnosis is None

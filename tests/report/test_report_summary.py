@@ -13,7 +13,7 @@ from rich.console import Console
 from kprof.analyze.attribution.ledger import balance
 from kprof.analyze.attribution.steps import denominator, split_steps
 from kprof.analyze.capture_quality.audit import audit
-from kprof.analyze.findings.diagnose import add_diagnosis
+from kprof.analyze.findings.diagnose import diagnose
 from kprof.findings import Diagnosis
 from kprof.opened import open_trace
 from kprof.report.redaction import redacted
@@ -78,7 +78,8 @@ BEST = {
 @cache
 def trace_named(name):
     if name in PLANTED:
-        return add_diagnosis(CASES[name].faulty())
+        trace = CASES[name].faulty()
+        return trace.with_conclusions((), diagnose(trace))
     if name in LEAN:
         return LEAN[name]
     folder = DATA / name

@@ -39,11 +39,6 @@ LESS_SURE: dict[Grade, Grade] = {"high": "medium", "medium": "low", "low": "low"
 Why = Callable[[Trace], Unanswered | None]
 
 
-def add_diagnosis(trace: Trace, baseline: Baseline | None = None) -> Trace:
-    """Note what the rules find in an analyzed trace; it stays with the run."""
-    return replace(trace, diagnosis=diagnose(trace, baseline))
-
-
 def diagnose(trace: Trace, baseline: Baseline | None = None) -> Diagnosis:
     """Ask every rule of an analyzed trace; price the findings, alone and together.
 

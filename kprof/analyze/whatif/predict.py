@@ -260,12 +260,6 @@ def _known_share(change: Change, trace: Trace, duration: np.ndarray) -> float:
     return float(duration[known].sum() / max(int(duration[rows].sum()), 1))
 
 
-def add_predictions(trace: Trace, baseline: Baseline | None = None) -> Trace:
-    """Note what is worth asking of a recording with it, so that a later run can score it."""
-    found = tuple(find_predictions(trace, baseline))
-    return replace(trace, meta=replace(trace.meta, what_if=found))
-
-
 def find_predictions(trace: Trace, baseline: Baseline | None = None) -> list[Prediction]:
     """Predict what is worth asking of a recording, largest saving first.
 
