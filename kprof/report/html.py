@@ -6,6 +6,7 @@ import base64
 import gzip
 import hashlib
 import importlib.util
+import itertools
 import json
 import re
 import tempfile
@@ -213,7 +214,7 @@ def _parts(section: Section, anchor: str) -> Iterator[dict[str, Any]]:
     for number, part in enumerate(section.parts):
         here = f"{anchor}-{number}"
         if isinstance(part, Text):
-            yield {"is_text": True, "text": _keep_units(part.text), "tone": part.tone}
+            yield {"is_text": True, "text": part.text, "tone": part.tone}
         elif isinstance(part, Facts):
             columns = 3 if len(part.items) % 3 == 0 else 4
             yield {"is_facts": True, "facts": part.items, "columns": columns}
@@ -226,8 +227,12 @@ def _parts(section: Section, anchor: str) -> Iterator[dict[str, Any]]:
 
 
 def _with_code(text: str) -> Markup:
-    """Set what stands between backticks as code; all else is escaped."""
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+    """Set what stands between backticks as code; all else is escaped, with numbers at units."""
+    pieces = re.split(r"`([^`]+)`", text)
+    return Markup("").join(
+        Markup("<code>{}</code>").format(piece) if is_code else _keep_units(piece)
+        for piece, is_code in zip(pieces, itertools.cycle((False, True)))
+    )
 
 
 def _keep_units(text: str) -> str:

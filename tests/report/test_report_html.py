@@ -11,7 +11,7 @@ import re
 import pytest
 
 from kprof.report.html import embed_json, pack_plotly, render_page, write_html
-from kprof.report.section import Figure, Section, Text, sections_of
+from kprof.report.section import Facts, Figure, Section, Text, sections_of
 from kprof.trace import Caveat
 from tests.report.browser import IS_AVAILABLE, browser
 from tests.traces import analyzed_trace_of
@@ -63,6 +63,16 @@ def policy_in(page: str) -> str:
 
 def hash_of(script: bytes) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(script).digest()).decode()
+
+
+def test_no_line_of_prose_ends_between_a_number_and_its_unit():
+    parts = (
+        Text("Busy 8.6 %, see `--share 5 %`."),
+        Facts((("Known work", "100.0 %", "for 81.2 % its FLOPs, in 3 ms"),)),
+    )
+    page = render_page("trace", [Section("Run", 10, parts)])
+    assert "Busy 8.6\xa0%, see <code>--share 5 %</code>." in page
+    assert "for 81.2\xa0% its FLOPs, in 3\xa0ms" in page
 
 
 def test_a_report_is_at_most_three_megabytes(tmp_path):
