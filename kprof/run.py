@@ -224,13 +224,18 @@ def report_on(launched: LaunchResult, folder: Path, progress: Progress) -> RunOu
     if not launched.parts:
         remove_empty(folder)
         return RunOutcome(launched.exit_code, folder, launched.messages, None)
-    # Imported after the workload has ended: it must not wait for pandas or share memory with it.
-    from kprof.opened import open_recorded
-
     opened: Opened | None = None
     trouble: KprofError | None = None
     try:
+        # Imported after the workload has ended: it must not wait for pandas or share memory.
+        from kprof.opened import open_recorded
+
         opened = open_recorded(folder, progress)
+    except KeyboardInterrupt:
+        trouble = KprofError(
+            "interrupted before the report was written; the recording is complete",
+            fix=f"kprof open {folder} --force",
+        )
     except KprofError as error:
         trouble = error
     except OSError as error:

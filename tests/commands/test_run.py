@@ -75,6 +75,17 @@ def test_a_report_that_cannot_be_written_leaves_the_workloads_exit_code(tmp_path
     assert f"kprof open {tmp_path} --force" in outcome.trouble.fix
 
 
+def test_ctrl_c_amid_the_report_leaves_the_exit_code_and_the_recording(tmp_path, monkeypatch):
+    def interrupt(folder, progress):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kprof.opened, "open_recorded", interrupt)
+    launched = LaunchResult(7, tmp_path / "raw", 1, (tmp_path / "raw/rank0-pid1",), ())
+    outcome = report_on(launched, tmp_path, lambda stage: None)
+    assert (outcome.exit_code, outcome.opened) == (7, None)
+    assert outcome.trouble.fix == f"kprof open {tmp_path} --force"
+
+
 def test_where_nothing_was_recorded_the_launchers_message_is_enough(tmp_path):
     launched = LaunchResult(7, tmp_path / "raw", 1, (), ("No process reported a recording.",))
     outcome = report_on(launched, tmp_path, lambda stage: None)
