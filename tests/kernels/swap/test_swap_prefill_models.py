@@ -67,6 +67,27 @@ def test_a_model_reads_its_prompt_with_the_kernel(transformers, kind):
     assert torch.equal(states(model), wanted)
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("granite", {"attention_multiplier": 1 / 128}),
+        ("gemma3_text", {"query_pre_attn_scalar": 144}),
+    ],
+)
+def test_a_model_with_a_scale_of_its_own_reads_its_prompt_with_the_kernel(
+    transformers, kind, options
+):
+    model = made(transformers, kind, **options)
+    wanted = states(model)
+    with swapped(model, KERNEL) as swap:
+        close(states(model), wanted)
+    assert ways_of(swap) == OURS
+    for module in model.modules():
+        if hasattr(module, "scaling"):
+            module.scaling = 1 / 8
+    assert not torch.allclose(states(model), wanted, rtol=0.01, atol=0.03)
+
+
 def test_a_static_cache_is_read_as_far_as_it_is_filled(transformers):
     model, found = made(transformers), []
     with swapped(model, KERNEL) as swap:
