@@ -49,7 +49,7 @@ UNKNOWN_ARGUMENTS = (
 # Settings with which the model decodes by another loop, or returns more than tokens.
 OTHER_LOOPS = (
     *("num_beams", "prompt_lookup_num_tokens", "penalty_alpha", "dola_layers"),
-    *("return_dict_in_generate", "token_healing"),
+    *("return_dict_in_generate", "token_healing", "assistant_early_exit"),
 )
 # Logits processors by name, in the order of `generate`, and what they set in a `Sampling`.
 PROCESSORS = {
@@ -229,8 +229,8 @@ def _why_not_arguments(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     for name in OTHER_LOOPS:
         values = (kwargs.get(name), *(getattr(one, name, None) for one in configs))
         value = next((one for one in values if one is not None), None)
-        # One beam is no search.
-        if value is True or value not in (None, 1, False):
+        is_one_beam = name == "num_beams" and value == 1
+        if value not in (None, False) and not is_one_beam:
             return f"it decodes with {name}"
     if any(getattr(one, "stop_strings", None) for one in configs):
         return "its configuration has stop strings"
@@ -320,6 +320,8 @@ def _starts_of(mask: Tensor | None, input_ids: Tensor) -> Tensor | str | None:
     if mask.shape != input_ids.shape:
         return f"its attention mask has the shape {tuple(mask.shape)}"
     is_seen = mask != 0
+    if bool((is_seen & (mask != 1)).any()):
+        return "its attention mask holds more than 0 and 1"
     if bool(is_seen.all()):
         return None
     if not bool((is_seen[:, 1:] >= is_seen[:, :-1]).all() & is_seen[:, -1].all()):

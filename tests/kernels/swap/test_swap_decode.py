@@ -564,6 +564,17 @@ def test_a_rotation_that_was_changed_in_place_is_seen():
     assert reasons_of(swap) == [None]
 
 
+def test_a_mask_of_other_numbers_and_an_early_exit_run_the_original():
+    model, halves = made(**ONE_LAYER), {**SHORT, "attention_mask": MASK * 0.5}
+    wanted = model.generate(IDS, **halves)
+    with swapped(model, "decode") as swap:
+        assert torch.equal(model.generate(IDS, **halves), wanted)
+        # Of one sequence only.
+        with pytest.raises(ValueError, match="batch_size"):
+            model.generate(IDS, **SHORT, assistant_early_exit=1)
+    assert all(reasons_of(swap))
+
+
 def test_an_attention_of_other_code_runs_the_original():
     def attend(module, query, key, value, mask, **others):
         return torch.zeros_like(query).transpose(1, 2), None
