@@ -144,7 +144,7 @@ def test_an_operator_carries_its_links_and_its_inputs(tmp_path):
 def test_a_collective_carries_what_its_record_says_of_its_message(tmp_path):
     message = {"In msg nelems": 100, "Out msg nelems": 800, "dtype": "Float", "Group size": 8}
     args = {**message, "Collective name": "_allgather_base"}
-    ranges = read(write(tmp_path, operator(args=args), operator())).ranges
+    ranges = read(write(tmp_path, operator(args=args), operator(ts=9))).ranges
     assert ranges["message"].tolist()[0] == '["_allgather_base", 100, 800, "Float", 8]'
     assert ranges["message"].isna().tolist() == [False, True]
 
