@@ -371,6 +371,11 @@ class Meta:
     """What is missing, dropped or uncertain."""
 
     @property
+    def num_all_ranks(self) -> int:
+        """How many ranks were read, in detail or not."""
+        return len(self.totals) or self.num_ranks
+
+    @property
     def command_line(self) -> str:
         """The command as people write it in a shell: where the program lies is left out."""
         return shlex.join([*(Path(word).name for word in self.command[:1]), *self.command[1:]])

@@ -61,6 +61,8 @@ class RankLateness:
     """Units in which it was late."""
     late_in: tuple[int, ...] = ()
     """Which units those are: numbers of steps as the workload counts them, or of parts from 0."""
+    late_by_ns: tuple[int, ...] = ()
+    """How late it came in each unit, as `late_ns`, in whole ns."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ class Lateness:
     """Mean time of a unit."""
     are_steps: bool
     """Whether units are steps."""
+    units: tuple[int, ...] = ()
+    """Their numbers: of steps as the workload counts them, or of parts of the window from 0."""
 
 
 def waits_by_unit(trace: Trace) -> tuple[pd.DataFrame, bool] | None:
@@ -128,6 +132,7 @@ def find_lateness(trace: Trace) -> Lateness | None:
                 float(late_ns[i].mean()),
                 int(is_late[i].sum()),
                 tuple(units[is_late[i]].tolist()),
+                tuple(np.rint(late_ns[i]).astype(np.int64).tolist()),
             )
             for i, (rank, host) in enumerate(zip(ranks.tolist(), names, strict=True))
         ),
@@ -139,6 +144,7 @@ def find_lateness(trace: Trace) -> Lateness | None:
         num_units=num_units,
         unit_ns=unit_ns,
         are_steps=are_steps,
+        units=tuple(units.tolist()),
     )
 
 

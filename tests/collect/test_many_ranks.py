@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from kprof.analyze.condense import rank_totals
+from kprof.analyze.cost.of_runs import gpus_in
 from kprof.analyze.late_ranks import find_lateness
 from kprof.collect import many_ranks
 from kprof.collect.many_ranks import condensed_rank, named
@@ -83,6 +84,9 @@ def test_sums_and_waits_are_those_of_all_ranks_whichever_are_in_detail(ranks):
     assert find_lateness(some.trace).stragglers == (LATE,)
     by_rank = [{**one, "is_in_detail": True} for one in document(some)["ranks"]]
     assert by_rank == document(whole)["ranks"]
+    # What all ranks cost does not depend on which are in detail.
+    assert gpus_in(some.trace) == gpus_in(whole.trace)
+    assert some.trace.meta.num_all_ranks == NUM_RANKS
     first, second = (straggler_of(opened) for opened in (some, whole))
     assert first.claim == second.claim
 

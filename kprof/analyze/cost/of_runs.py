@@ -44,7 +44,7 @@ def measured_in(trace: Trace) -> Measured:
 
 def gpus_in(trace: Trace) -> tuple[str | None, int]:
     """Return the GPUs' name as price lists have it, None where they differ, and how many worked."""
-    return _gpu_name(trace), count_gpus(trace.kernels)
+    return _gpu_name(trace), count_gpus((trace.all_ranks or trace).kernels)
 
 
 def _gpu_name(trace: Trace) -> str | None:

@@ -74,11 +74,12 @@ def _machines(a: Trace, b: Trace) -> Iterator[Caveat]:
     if gpus[0] != gpus[1]:
         names = [name or "a device that the trace does not name" for name in gpus]
         yield Caveat(DEVICES_DIFFER, f"The devices differ: {names[0]} in A, {names[1]} in B.")
-    if a.meta.num_ranks != b.meta.num_ranks:
+    numbers = a.meta.num_all_ranks, b.meta.num_all_ranks
+    if numbers[0] != numbers[1]:
         yield Caveat(
             "ranks_differ",
-            f"A has {a.meta.num_ranks:,} and B {b.meta.num_ranks:,} ranks: a step is the mean over "
-            "its ranks, and a rank's part of the work need not be the same.",
+            f"A has {numbers[0]:,} and B {numbers[1]:,} ranks: a step is that of the slowest, and "
+            "a rank's part of the work need not be the same.",
         )
     if a.meta.tool != b.meta.tool:
         yield Caveat(

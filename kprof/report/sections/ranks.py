@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from kprof.analyze.condense import rank_totals
 from kprof.analyze.findings.rules.stragglers import LEAST_SHARE, why_no_ranks
 from kprof.analyze.late_ranks import Lateness, RankLateness, find_lateness
-from kprof.report.section import Column, Part, Section, Table, Text
+from kprof.report.figures import ORANGE, PALE, RED, Drawn, axis, margins
+from kprof.report.section import Column, Figure, Part, Section, Table, Text
 from kprof.report.units import MISSING, format_share, format_time
 from kprof.trace import RankTotals, Trace
 
@@ -25,6 +26,8 @@ def render(trace: Trace) -> Section:
     else:
         why = why_no_ranks(trace)
         parts.append(Text(why.sentence if why else "No collective was recorded on several ranks."))
+    if found is not None and any(one.num_late for one in found.ranks):
+        parts.append(_map(found))
     if len(totals) > 1:
         parts.append(_table(totals, found))
     return Section(TITLE, ORDER, tuple(parts), in_terminal=found is not None)
@@ -45,7 +48,35 @@ def _lead(found: Lateness) -> str:
             f"Ranks are late in turn, which costs {format_time(round(found.rotating_ns))} of each "
             f"{unit} of {format_time(round(found.unit_ns))}; no single rank is late repeatedly."
         )
-    return f"No rank keeps the others waiting repeatedly, in {found.num_units} {unit}s."
+    units = "steps" if found.are_steps else "parts of the window"
+    return f"No rank keeps the others waiting repeatedly, in {found.num_units} {units}."
+
+
+def _map(found: Lateness) -> Figure:
+    """Draw how late each rank came in each unit, as a share of the unit; in time is pale."""
+    unit_ns = max(found.unit_ns, 1.0)
+    shares = [
+        [round(100 * max(ns, 0) / unit_ns, 1) for ns in one.late_by_ns] for one in found.ranks
+    ]
+    unit = "step" if found.are_steps else "part of the window"
+    heat: Drawn = {
+        "type": "heatmap",
+        "x": [str(number) for number in found.units],
+        "y": [one.rank for one in found.ranks],
+        "z": shares,
+        "zmin": 0,
+        "zmax": max(map(max, shares)),
+        "colorscale": [[0, PALE], [0.5, ORANGE], [1, RED]],
+        "colorbar": {"ticksuffix": " %", "thickness": 12},
+        "hovertemplate": f"rank %{{y}}, {unit} %{{x}}: %{{z}} %<extra></extra>",
+    }
+    layout: Drawn = {
+        "margin": margins(),
+        "xaxis": axis(unit, type="category", fixedrange=True),
+        "yaxis": axis("rank", autorange="reversed", fixedrange=True),
+    }
+    caption = f"How late each rank comes to the collectives, as a share of a {unit}, by {unit}."
+    return Figure([heat], layout, caption, height_px=min(120 + 18 * len(found.ranks), 640))
 
 
 def _table(totals: Sequence[RankTotals], found: Lateness | None) -> Table:

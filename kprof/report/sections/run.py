@@ -41,8 +41,8 @@ def render(trace: Trace) -> Section:
         parts.append(Text("The trace holds no activity: nothing to report.", "warning"))
     facts = [_what(trace), _where(trace), _how_long(trace), _steps(trace)]
     if trace.meta.clocks:
-        number = len(trace.meta.totals) or trace.meta.num_ranks
-        facts.append(("Clocks", format_count(number, "rank"), trace.meta.clocks))
+        number = format_count(trace.meta.num_all_ranks, "rank")
+        facts.append(("Clocks", number, trace.meta.clocks))
     parts.append(Facts((*facts, *blind_spots(trace))))
     if trace.meta.versions:
         parts.append(_versions(trace))

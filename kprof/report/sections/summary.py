@@ -48,7 +48,7 @@ def render(trace: Trace) -> Section:
     """Render the answer of the report, on one screen."""
     summary = summarize(trace)
     parts: list[Part] = [Text(HOST_ONLY, "warning")] if summary.is_host_only else []
-    parts.append(Text(_lead(summary, len(trace.meta.totals) or summary.num_ranks)))
+    parts.append(Text(_lead(summary, trace.meta.num_all_ranks)))
     if summary.time:
         parts += [_bar(summary), Text(_limit(summary))]
     parts += _changes(summary, trace.diagnosis or Diagnosis())

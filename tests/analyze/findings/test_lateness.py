@@ -9,7 +9,7 @@ from kprof.analyze.findings.rules import stragglers
 from kprof.analyze.findings.savings import Pricer
 from kprof.analyze.late_ranks import find_lateness
 from kprof.collect.merge import merge
-from kprof.report.section import Table
+from kprof.report.section import Figure, Table
 from kprof.report.sections import ranks
 from tests.late_ranks import KINDS, STEP_NS, Case, cases, recorded, simulate
 from tests.quantities import quantities_in
@@ -240,6 +240,12 @@ def test_the_report_lists_every_rank_the_latest_first():
     (table,) = [part for part in section.parts if isinstance(part, Table)]
     assert len(table.rows) == 8
     assert table.rows[0][:4] == ("5", "node1", "10 of 10", "2 ms")
+    (figure,) = [part for part in section.parts if isinstance(part, Figure)]
+    (heat,) = figure.data
+    assert (heat["y"], heat["x"]) == ([*range(8)], [str(step) for step in range(10)])
+    # A straggler of 2 ms in steps of 13.3 ms, and no other.
+    assert [rank for rank, row in enumerate(heat["z"]) if min(row) > 10] == [5]
+    assert max(max(row) for rank, row in enumerate(heat["z"]) if rank != 5) < 2
 
 
 def test_one_rank_is_told_to_record_all():
