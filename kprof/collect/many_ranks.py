@@ -62,9 +62,9 @@ def read_many(
     ]
     trace = merge(detail, name)
     meta = everyone.meta
-    caveats = (*trace.meta.caveats, *meta.caveats, *left_out(outcomes), *left_out(again))
-    if len(places) < len(files):
-        caveats = (_in_detail(sorted({r for d in detail for r in ranks_of(d)}), len(at)), *caveats)
+    shown = sorted({rank for one in detail for rank in ranks_of(one)})
+    told = (*_in_detail(shown, len(at)), *_not_asked(shown, ranks))
+    caveats = (*told, *trace.meta.caveats, *meta.caveats, *left_out(outcomes), *left_out(again))
     return replace(
         trace,
         all_ranks=everyone,
@@ -142,12 +142,23 @@ def _time_ns(of_rank: RankTotals) -> float:
     return of_rank.steps_ns / of_rank.num_steps if of_rank.num_steps else of_rank.window_ns
 
 
-def _in_detail(ranks: list[int], number: int) -> Caveat:
+def _in_detail(ranks: list[int], number: int) -> list[Caveat]:
+    if len(ranks) == number:
+        return []
     text = (
         f"Of {number:,} ranks {len(ranks):,} are shown in detail: {named(ranks)}. Who waits for "
         "whom, and the sums by rank, are of all. `kprof open --ranks` shows others."
     )
-    return Caveat("ranks_in_detail", text)
+    return [Caveat("ranks_in_detail", text)]
+
+
+def _not_asked(shown: list[int], asked: Collection[int] | None) -> list[Caveat]:
+    """Say which ranks are shown because they share a file with those that were asked for."""
+    others = [] if asked is None else sorted({*shown} - {*asked})
+    if not others:
+        return []
+    text = f"Also shown, as their files hold ranks that were asked for: {named(others)}."
+    return [Caveat("ranks_not_asked", text)]
 
 
 def named(ranks: list[int]) -> str:

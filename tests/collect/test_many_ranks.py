@@ -164,6 +164,22 @@ def test_a_rank_that_no_file_holds_is_an_error(ranks):
         open_unwritten([ranks], [0, 6])
 
 
+def test_ranks_that_share_a_file_with_those_asked_for_are_told(tmp_path):
+    for name, processes in {"a": (10, 20), "b": (30,)}.items():
+        events = []
+        for process in processes:
+            ids = {"correlation": process, "External id": process}
+            events += [operator(pid=process, args=ids), launch(pid=process, args=ids)]
+            device = process // 10
+            events.append(kernel(ts=5, dur=20, pid=device, args=ids | {"device": device}))
+        write(tmp_path, *events, name=f"{name}.json")
+    opened = open_unwritten([tmp_path], [1])
+    told = {one.id: one.text for one in opened.trace.meta.caveats}
+    assert in_detail(opened) == [0, 1]
+    assert quantities_in(told["ranks_not_asked"]) == ["0"]
+    assert quantities_in(told["ranks_in_detail"])[:2] == ["3", "2"]
+
+
 @pytest.mark.parametrize("text", ["", "a", "1-", "-2", "5-3", "²", "1;2", "9" * 30])
 def test_a_text_that_names_no_rank_is_an_error(ranks, monkeypatch, text):
     monkeypatch.chdir(ranks.parent)
