@@ -121,7 +121,7 @@ def launch(options: LaunchOptions, say: Say = lambda message: None) -> LaunchRes
     times_ns = (started_ns, time.time_ns())
     parts, troubles = complete(raw, options.command, times_ns, exit_code, options.ranks)
     # Only processes that remain count: how their helpers ended does not matter.
-    messages = messages_of(sampler, raw, exit_code)
+    messages = messages_of(sampler, raw, exit_code, options.ranks)
     if options.nsys:
         recorders = recorders_of(raw)
         is_explained = any(recorder["problems"] for recorder in recorders.values())
@@ -327,12 +327,18 @@ def complete(
         return (), (f"The recording in {raw} could not be completed: {error}.",)
 
 
-def messages_of(sampler: Sampler, raw: Path, exit_code: int = 0) -> tuple[str, ...]:
+def messages_of(
+    sampler: Sampler, raw: Path, exit_code: int = 0, ranks: str | None = None
+) -> tuple[str, ...]:
     """Return what went wrong; what only limits the recording is said in the report."""
     recorders = recorders_of(raw)
     messages = [f"{part.name}: {p}" for part, r in recorders.items() for p in r["problems"]]
     if not recorders and exit_code:
         messages.append(f"The workload ended with code {exit_code} before it ran torch.")
+    elif not recorders and ranks is not None:
+        messages.append(
+            f"No process of --ranks {ranks} reported a recording: is there such a rank?"
+        )
     elif not recorders:
         messages.append(
             "No process reported a recording. Either none ran torch operators, or the recorder "

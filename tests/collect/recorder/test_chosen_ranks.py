@@ -1,4 +1,4 @@
-"""`kprof run --ranks`: the ranks of a job that are recorded, whoever starts them."""
+"""`kprof run --ranks`: the ranks of a job that are recorded, under any launcher."""
 
 import json
 import sys
@@ -96,6 +96,15 @@ ranks = [
 ]
 sys.exit(sum(rank.wait() for rank in ranks))
 """
+
+
+def test_where_no_chosen_rank_recorded_the_message_names_the_choice(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    command = (sys.executable, "-c", "pass")
+    launched = launch(LaunchOptions(command, tmp_path / "x.kprof", ranks="7"))
+    (message,) = launched.messages
+    assert launched.parts == ()
+    assert "--ranks 7" in message
 
 
 @pytest.mark.slow
