@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kprof.collect.sources import Source
@@ -32,8 +31,8 @@ def results_of(
     """
     with ExitStack() as stack:
         client = scheduler if hasattr(scheduler, "map") else _client_of(scheduler, stack)
-        # Workers run in other folders. Their results may be of other files tomorrow: never kept.
-        absolute = [Source(source.path.absolute(), _absolute(source)) for source in sources]
+        # Workers run in other folders; and a file may have changed since it was read before.
+        absolute = [Source(source.path.absolute(), source.named.absolute()) for source in sources]
         futures = client.map(function, absolute, retries=attempts - 1, pure=False)
         found = []
         for future in futures:
@@ -41,11 +40,6 @@ def results_of(
             found.append(future.result() if error is None else error)
             future.release()
         return found
-
-
-def _absolute(source: Source) -> Path:
-    """Return what was named, which readers compare with the file itself."""
-    return source.named.absolute()
 
 
 def _client_of(address: str, stack: ExitStack) -> Client:
