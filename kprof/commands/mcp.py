@@ -45,7 +45,7 @@ MOST_HOLDERS = 8
 MOST_CHANGES = 20
 # The number in an id: as it stands in answers, so in no other digits.
 NUMBER = re.compile("0|[1-9][0-9]{0,17}")
-# How soon a run of a script learns that nobody waits for it, in s.
+# How soon a run of a script ends after its request was cancelled, in s.
 LOOK_S = 0.1
 # The variable by which the processes of such a run are known.
 MARK = "KPROF_ASKED_BY"
@@ -225,7 +225,7 @@ class Tools:
         self._running = threading.Lock()
         self._is_closing = threading.Event()
         self.check_cancelled: Callable[[], None] = lambda: None
-        """Raises in a thread whose answer nobody waits for any longer."""
+        """Raises in a thread whose request was cancelled."""
 
     def close(self) -> None:
         """End the run of a script, if there is one, and wait for its end."""
