@@ -232,3 +232,25 @@ def test_a_dry_run_launches_nothing(monkeypatch):
     with Swap([model], ["layernorm"], providers=DryProviders):
         found, _ = trained(model, x)
     torch.testing.assert_close(found, expected)
+
+
+class OwnNorm(nn.Module):
+    """As nanoGPT's: it calls torch's function."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        return nn.functional.layer_norm(x, self.weight.shape, self.weight, None, 1e-5)
+
+
+def test_a_norm_of_which_the_function_alone_is_replaced_is_no_fork(monkeypatch):
+    # As where the kernel and the module do not agree on random rows.
+    monkeypatch.setattr(norms, "are_alike", lambda *results: False)
+    model, x = Nano(OwnNorm), torch.randn(5, WIDTH)
+    expected, _ = trained(model, x)
+    with kprof.swapped(model, "layernorm") as swap:
+        found, _ = trained(model, x)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert {one.what for one in swap.replaced} == {"OwnNorm: nn.functional.layer_norm"}

@@ -337,11 +337,18 @@ def forking(readers: Narrowing | None) -> Callable[..., list[Any]]:
 
 
 def swapped_forward(module: Any) -> Callable[..., Any] | None:
-    """Return the forward by which a swap replaces a module now, if its call can be left out."""
+    """Return the forward by which a norm or an activation is swapped now, if it can be called.
+
+    Where a module's own call of a function is replaced instead, its forward knows of no readers.
+    """
     function = getattr(module.__dict__.get("forward"), "__func__", None)
     switch = getattr(function, MARK, None)
     is_on = switch is not None and switch.owner is module and is_passed_over(module)
-    return function if is_on else None
+    takes_readers = READERS in (getattr(function, "__kwdefaults__", None) or ())
+    return function if is_on and takes_readers else None
+
+
+READERS = "kprof_readers"
 
 
 def _site(name: str, module: Module, patch: Patch) -> Site:
