@@ -288,6 +288,22 @@ def test_of_the_joint_swap_each_kernel_is_left_out_in_turn_and_its_provider_exch
     assert [outcomes[one] == "chosen" for one in shares] == [True, False, False, True]
 
 
+@pytest.mark.parametrize(
+    ("ratio", "low", "high", "is_chosen"),
+    [
+        (1.03, 0.96, 1.12, True),
+        (0.98, 0.97, 0.99, True),
+        (0.999, 0.996, 1.002, False),
+        (1.02, 1.01, 1.03, False),
+    ],
+)
+def test_a_kernel_of_the_joint_swap_is_left_out_where_it_gains_nothing_for_sure(
+    ratio, low, high, is_chosen
+):
+    joined = replace(tried("rope=kprof", low, ratio, high), is_joined=True)
+    assert (Choice((joined,)).names == ("rope=kprof",)) is is_chosen
+
+
 def test_where_steps_are_long_the_joint_swap_is_chosen_before_any_kernel_is_judged(
     monkeypatch, tmp_path
 ):
