@@ -609,8 +609,7 @@ def compared(folder, script, change, pairs):
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         offline = dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"), "1")
         environment = {**os.environ, **offline, "PYTHONPATH": path}
-        ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-        print(ran.stderr[-2500:], flush=True)
+        printed, said = streamed(command, cwd=folder, env=environment)
         words = " ".join(script).replace(str(folder), folder.name)
         choice = out / "choice.json"
         told = json.loads(choice.read_text()) if choice.exists() else {"tried": []}
@@ -619,12 +618,25 @@ def compared(folder, script, change, pairs):
         found = {"script": words, "seconds": round(time.monotonic() - began_s, 1)}
         if told.get("joint"):
             found["joint"] = {key: told["joint"][key] for key in ("ratio", "low", "high")}
-        if not ran.stdout:
+        if not printed:
             logs = sorted(out.rglob("*.log"), key=lambda path: path.stat().st_mtime)
             last = logs[-1].read_text(errors="replace")[-3000:] if logs else ""
             print(last, flush=True)
-            return {"speedup": None, "problem": ran.stderr[-600:], "tried": tried, **found}
-    return {**_told(json.loads(ran.stdout), tried), **found}
+            return {"speedup": None, "problem": said[-600:], "tried": tried, **found}
+    return {**_told(json.loads(printed), tried), **found}
+
+
+def streamed(command, **options):
+    """Run a command, print its messages as they come, and return its output and messages."""
+    began_s, said = time.monotonic(), []
+    with tempfile.TemporaryFile("w+") as output:
+        ran = subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, text=True, **options)
+        for line in ran.stderr:
+            print(f"{time.monotonic() - began_s:5.0f} s  {line}", end="", flush=True)
+            said.append(line)
+        ran.wait()
+        output.seek(0)
+        return output.read(), "".join(said)
 
 
 def _told(told, tried):
