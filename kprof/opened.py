@@ -23,7 +23,15 @@ from kprof.report.redaction import redacted
 from kprof.report.result import result_of
 from kprof.report.section import Section, sections_of
 from kprof.report.swap import section_of_choice, sections_of_swap
-from kprof.storage import META_FILE, is_saved, load, save, whole_or_not_at_all
+from kprof.storage import (
+    META_FILE,
+    REPORT_FILE,
+    RESULT_FILE,
+    is_saved,
+    load,
+    save,
+    whole_or_not_at_all,
+)
 from kprof.trace import Caveat, Trace
 
 Progress = Callable[[str], None]
@@ -62,7 +70,7 @@ class Opened:
     @property
     def report(self) -> Path:
         """Where the HTML report lies."""
-        return self.folder / "report.html"
+        return self.folder / REPORT_FILE
 
     @cached_property
     def json(self) -> bytes:
@@ -292,7 +300,7 @@ def _finish(
             if save_tables:
                 progress("saving")
                 saving = beside.submit(save, trace, unfinished)
-                (unfinished / "summary.json").write_bytes(opened.json)
+                (unfinished / RESULT_FILE).write_bytes(opened.json)
             progress("drawing")
             report = unfinished / opened.report.name
             write_html(trace.meta.source, opened.sections, report, trace.meta.command_line)

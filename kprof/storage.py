@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 FORMAT = 3
 META_FILE = "meta.json"
 FINDINGS_FILE = "findings.json"
+# The result, as `kprof open --json` prints it.
+RESULT_FILE = "summary.json"
+REPORT_FILE = "report.html"
+# Changes when a key of the result changes its meaning.
+RESULT_SCHEMA = 2
 # The folder of a trace that has the collectives and steps of all ranks, not all columns.
 ALL_RANKS = "all_ranks"
 # Earlier keys of that file, which a run saved before still has.
@@ -270,6 +275,19 @@ def is_saved(folder: Path) -> bool:
     except (OSError, msgspec.DecodeError):
         return False
     return isinstance(head, dict) and head.get("format") == FORMAT
+
+
+def saved_result(folder: Path) -> bytes | None:
+    """Return the JSON result of a whole run; None where it has none of the current schema."""
+    if not is_saved(folder) or not (folder / REPORT_FILE).exists():
+        return None
+    try:
+        content = (folder / RESULT_FILE).read_bytes()
+        result = msgspec.json.decode(content)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    is_current = isinstance(result, dict) and result.get("schema") == RESULT_SCHEMA
+    return content if is_current else None
 
 
 @contextmanager

@@ -50,6 +50,11 @@ def open(
         from kprof.report.perfetto import require_free, write_perfetto
 
         require_free(perfetto, force=force)
+    from kprof.storage import saved_result
+
+    is_as_saved = json and not (force or show_secrets or out or ranks or scheduler or perfetto)
+    if is_as_saved and len(paths) == 1 and (printed := saved_result(paths[0])) is not None:
+        return Answer(paths[0].name, [], printed)
     from kprof.collect.memory_snapshot import is_snapshot
 
     if len(paths) == 1 and is_snapshot(paths[0]):

@@ -164,7 +164,7 @@ def _keep(answers: list[Prediction], trace: Trace, run: Path) -> None:
     """Write the answers into the run, in place of earlier ones to the same questions."""
     from kprof.analyze.attribution.ledger import balance
     from kprof.opened import Opened
-    from kprof.storage import META_FILE, save_meta, whole_or_not_at_all
+    from kprof.storage import META_FILE, RESULT_FILE, save_meta, whole_or_not_at_all
 
     new = {(one.target, one.change): one for one in answers}
     old = [one for one in trace.meta.what_if if (one.target, one.change) not in new]
@@ -172,7 +172,7 @@ def _keep(answers: list[Prediction], trace: Trace, run: Path) -> None:
     kept = replace(trace, meta=meta)
     with whole_or_not_at_all(run) as unfinished:
         opened = Opened(kept, balance(kept), run)
-        (unfinished / "summary.json").write_bytes(opened.json)
+        (unfinished / RESULT_FILE).write_bytes(opened.json)
         save_meta(meta, unfinished / META_FILE)
 
 

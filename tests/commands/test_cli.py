@@ -112,6 +112,21 @@ def test_a_saved_run_opens_again_without_its_trace(trace, tmp_path, capfdbinary)
     assert json.loads(capfdbinary.readouterr().out)["ledger"]["gpu_sum_ns"] == 2250
 
 
+@pytest.mark.parametrize("schema", [None, 1])
+def test_the_json_of_a_saved_run_is_what_it_keeps_unless_of_another_schema(
+    trace, tmp_path, capfdbinary, schema
+):
+    kprof("open", trace)
+    kept = tmp_path / "trace.kprof" / "summary.json"
+    result = json.loads(kept.read_bytes())
+    noted = {**result, "noted": True} | ({} if schema is None else {"schema": schema})
+    kept.write_text(json.dumps(noted))
+    capfdbinary.readouterr()
+    assert kprof("open", tmp_path / "trace.kprof", "--json") == 0
+    printed = json.loads(capfdbinary.readouterr().out)
+    assert printed == (noted if schema is None else result)
+
+
 def test_an_existing_run_is_not_overwritten_without_force(trace, capfd):
     kprof("open", trace)
     assert kprof("open", trace) == 2
