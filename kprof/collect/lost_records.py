@@ -16,7 +16,8 @@ from kprof.trace import Caveat, Trace
 
 # No clock of a device is off by more.
 MOST_OFF_NS = 1_000_000_000
-# An activity at time 0 is lost where its launch is later by more than clocks are mostly off.
+# An activity at time 0 or before it is lost where its launch comes after it by so much more than
+# the launches of the others come after theirs: clocks are mostly off by less.
 MOST_OFF_AT_ZERO_NS = 1_000_000
 # Where so many activities contradict their launches, the clock is off and not the records.
 FEW = 0.5
@@ -55,7 +56,7 @@ def without_lost_records(trace: Trace) -> Trace:
     told = {
         "misplaced_activities": (
             int(is_misplaced.sum()),
-            "lie at time 0 or far from all else, against the time of their launch",
+            "lie at time 0, before it, or far from all else, against the time of their launch",
         ),
         "overrun_activities": (
             int(is_overrun.sum()),
@@ -139,7 +140,10 @@ def _misplaced(kernels: pd.DataFrame, ranges: pd.DataFrame, launch: np.ndarray) 
         return result
     launch_ns, launch_end_ns = (time_ns[launch[known]] for time_ns in _times(ranges))
     early_ns = launch_ns - start_ns[known]
-    limit_ns = np.where(start_ns[known] == 0, MOST_OFF_AT_ZERO_NS, MOST_OFF_NS)
+    # A clock that is off makes all early.
+    is_at_zero = (start_ns[known] <= 0) & (launch_ns > 0)
+    usual_ns = max(float(np.median(early_ns[~is_at_zero])), 0) if not is_at_zero.all() else 0
+    limit_ns = np.where(is_at_zero, MOST_OFF_AT_ZERO_NS + usual_ns, MOST_OFF_NS)
     is_early = early_ns > limit_ns
     if is_early.mean() < FEW:
         result[known] = is_early

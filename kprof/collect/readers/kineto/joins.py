@@ -25,6 +25,7 @@ from kprof.collect.readers.kineto.cuts import BARE_LIST, BLOCK_BYTES, LIST_OF_EV
 from kprof.collect.readers.kineto.damage import UNREADABLE
 from kprof.collect.readers.kineto.events import MISSING, Role
 from kprof.collect.readers.kineto.repair import repaired_parts
+from kprof.trace import Caveat
 
 # Forward to backward: an arrow from host to host.
 _BETWEEN_OPERATORS = ("fwdbwd", "forward_backward")
@@ -208,7 +209,7 @@ def _copies(merger: Merger, rows: Rows) -> NDArray[np.bool_]:
     start_ns = merger.numbers(rows, "start_ns")
     correlation = merger.numbers(rows, "correlation")
     is_copy = np.zeros(len(start_ns), dtype=bool)
-    if rows == "device" and not _has_twice(start_ns, correlation):
+    if rows == "device" and not has_twice(start_ns, correlation):
         return is_copy
     external_id = merger.numbers(rows, "external_id")
     is_numbered = correlation != MISSING
@@ -233,7 +234,7 @@ def _codes(merger: Merger, rows: Rows, texts: dict[str, str]) -> list[Numbers]:
     return [merger.words(rows, *of, str)[0].astype(np.int64) for of in texts.items()]
 
 
-def _has_twice(start_ns: Numbers, ids: Numbers) -> bool:
+def has_twice(start_ns: Numbers, ids: Numbers) -> bool:
     """Tell quickly whether any two events may begin at one time with one id; mostly none do."""
     mixed = np.sort(start_ns ^ (ids << np.int64(20)))
     return bool((mixed[1:] == mixed[:-1]).any())
@@ -242,7 +243,7 @@ def _has_twice(start_ns: Numbers, ids: Numbers) -> bool:
 def _has_calls_twice(merger: Merger) -> bool:
     correlation = merger.numbers("host", "correlation")
     at = np.flatnonzero(correlation != MISSING)
-    return _has_twice(merger.numbers("host", "start_ns")[at], correlation[at])
+    return has_twice(merger.numbers("host", "start_ns")[at], correlation[at])
 
 
 def _has_id_alone(correlation: Numbers, is_copy: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -318,7 +319,7 @@ def _launches(calls: Calls, activities: Activities, processes: list[str]) -> Num
     is_of_several = _is_of_several(of_call, calls.process, 1 + int(code.max(initial=0)))
     width = len(processes) + 1
     known = has[of_owner[has] != NO_ROW]
-    launch[known] = _last_before(
+    launch[known] = last_before(
         of_call * width + calls.process,
         calls.start_ns,
         code[known] * width + of_owner[known],
@@ -441,7 +442,7 @@ def _cost(calls: Calls, activities: Activities, device: int, process: int) -> fl
     """Return how badly a device's activities fit a process's calls: waits, contradictions, gaps."""
     mine = np.flatnonzero((activities.process == device) & (activities.correlation != MISSING))
     start_ns = activities.start_ns[mine]
-    call = _last_before(
+    call = last_before(
         calls.correlation,
         calls.start_ns,
         activities.correlation[mine],
@@ -457,7 +458,7 @@ def _cost(calls: Calls, activities: Activities, device: int, process: int) -> fl
     return float(np.median(np.abs(wait_ns))) ** 2 + 1e24 * contradicted
 
 
-def _last_before(
+def last_before(
     call_keys: Numbers,
     call_ns: Numbers,
     keys: Numbers,
@@ -504,7 +505,7 @@ def _in_order_or_last(
     Elsewhere, where a call would then begin after its activity, and where it is not `is_ordered`,
     the last call before it.
     """
-    result = _last_before(call_keys, call_ns, keys, start_ns, is_valid=is_valid)
+    result = last_before(call_keys, call_ns, keys, start_ns, is_valid=is_valid)
     chosen, asked = np.flatnonzero(is_valid), np.flatnonzero(is_ordered)
     chosen = chosen[np.lexsort([call_ns[chosen], call_keys[chosen]])]
     asked = asked[np.lexsort([start_ns[asked], keys[asked]])]
@@ -658,7 +659,7 @@ def _put_operator_ids(merger: Merger, calls: Calls, external_id: Numbers) -> Non
     code, of_operator = _shared_codes(external_id, ids)
     process = merger.words("host", "pid", "pid", str)[0].astype(np.int64)
     width = int(process.max(initial=0)) + 2
-    made_by = _last_before(
+    made_by = last_before(
         of_operator * width + process[rows],
         merger.numbers("host", "start_ns")[rows],
         code * width + calls.process,
@@ -670,3 +671,24 @@ def _put_operator_ids(merger: Merger, calls: Calls, external_id: Numbers) -> Non
     column[rows] = np.arange(len(rows)) + 1
     column[calls.row] = np.where(made_by == NO_ROW, MISSING, made_by + 1)
     merger.put("host", "external_id", column)
+
+
+def told_of_joins(counts: dict[str, int]) -> Iterator[Caveat]:
+    """Yield what the ids in the file did not tell by themselves."""
+    if number := counts.get("copied_events", 0):
+        yield Caveat(
+            "repeated_events", f"Events that stand in the file twice, counted once: {number:,}."
+        )
+    if number := counts.get("reused_ids", 0):
+        yield Caveat(
+            "reused_ids",
+            f"Correlation ids that several calls carry, as in a file of several processes or "
+            f"recordings: {number:,}. An activity counts as launched by the last call of its "
+            "process with its id that began before it.",
+        )
+    for how, what in (("external_id", "the external id alone"), ("arrow", "an arrow alone")):
+        if number := counts.get(f"joined_by_{how}", 0):
+            yield Caveat(
+                f"joined_by_{how}",
+                f"Activities that {what} joins to their call, for lack of another id: {number:,}.",
+            )

@@ -14,7 +14,7 @@ from kprof.collect.readers.kineto.blocks import Merger
 from kprof.collect.readers.kineto.damage import DamageError, NotATraceError
 from kprof.collect.readers.kineto.document import Document, read_document
 from kprof.collect.readers.kineto.events import role_of
-from kprof.collect.readers.kineto.joins import arrows_in, settle
+from kprof.collect.readers.kineto.joins import arrows_in, settle, told_of_joins
 from kprof.collect.readers.kineto.tables import (
     kernels_of,
     notes_of,
@@ -84,7 +84,7 @@ def read(path: Path) -> Trace:
     caveats = (
         *trace.meta.caveats,
         *_damage_in(document, losses, counts),
-        *_told_of_joins(counts),
+        *told_of_joins(counts),
         *_unread(counts),
     )
     return replace(trace, meta=replace(trace.meta, caveats=caveats))
@@ -259,27 +259,6 @@ def _damage_in(document: Document, losses: list[str], counts: dict[str, int]) ->
             f"Events that are no valid JSON as written, read as far as they can be: {number:,} "
             "(numbers that are none, bytes that are not UTF-8, control characters, stray commas).",
         )
-
-
-def _told_of_joins(counts: dict[str, int]) -> Iterator[Caveat]:
-    """Yield what the ids in the file did not tell by themselves."""
-    if number := counts.get("copied_events", 0):
-        yield Caveat(
-            "repeated_events", f"Events that stand in the file twice, counted once: {number:,}."
-        )
-    if number := counts.get("reused_ids", 0):
-        yield Caveat(
-            "reused_ids",
-            f"Correlation ids that several calls carry, as in a file of several processes or "
-            f"recordings: {number:,}. An activity counts as launched by the last call of its "
-            "process with its id that began before it.",
-        )
-    for how, what in (("external_id", "the external id alone"), ("arrow", "an arrow alone")):
-        if number := counts.get(f"joined_by_{how}", 0):
-            yield Caveat(
-                f"joined_by_{how}",
-                f"Activities that {what} joins to their call, for lack of another id: {number:,}.",
-            )
 
 
 def _unread(counts: dict[str, int]) -> Iterator[Caveat]:

@@ -13,9 +13,11 @@ import pandas as pd
 
 from kprof.collect.nsys import REPORT_SUFFIX, export_report
 from kprof.collect.readers.kineto.events import MISSING
+from kprof.collect.readers.kineto.joins import told_of_joins
 from kprof.collect.readers.nsys.database import EXPORT_AGAIN, MAGIC, Database, Numbers, opened
 from kprof.collect.readers.nsys.host_ranges import TABLES as HOST_TABLES
 from kprof.collect.readers.nsys.host_ranges import ranges_of
+from kprof.collect.readers.nsys.joins import settle
 from kprof.collect.readers.nsys.ranks import Processes, gpus_of, processes_of
 from kprof.collect.readers.table_columns import as_declared, category, nullable
 from kprof.errors import TraceError
@@ -91,6 +93,7 @@ def _read_export(export: Path, named: Path, known: Mapping[int, int]) -> Trace:
         )
         ranges, special = ranges_of(database, processes, device_end)
         (kernels, num_activities), (ranges, num_ranges) = _in_order(kernels), _in_order(ranges)
+        kernels, ranges, joined = settle(kernels, ranges)
         damaged = Counter(database.damaged)
         num_activities += sum(damaged[table] for table in DEVICE_TABLES)
         num_ranges += damaged.total() - sum(damaged[table] for table in DEVICE_TABLES)
@@ -110,12 +113,14 @@ def _read_export(export: Path, named: Path, known: Mapping[int, int]) -> Trace:
                 "nn_module_events": int((ranges["kind"] == "module").sum()),
                 **({"damaged_activities": num_activities} if num_activities else {}),
                 **({"damaged_events": num_ranges} if num_ranges else {}),
+                **joined,
             },
             caveats=(
                 *_caveats(kernels, ranges, special),
                 *_caveats_of_processes(processes, known),
                 *(Caveat("profiler_message", said) for said in messages_of(database)),
                 *_damage_in(database.name, num_activities, num_ranges),
+                *told_of_joins(joined),
             ),
         )
     return Trace(kernels, ranges, empty("samples"), meta)
