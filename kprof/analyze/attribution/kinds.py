@@ -64,7 +64,7 @@ collective  allreduce* allgather* reducescatter* alltoall* all2all* a2a a2av ncc
             crossdevicereduce *userbuffers lamport quickreduce halo* multicast syncallgpus symmmem
             symmetricmem pingpong waitsignal notifysignal ringreduce ringreduction ppsend pprecv
             pgsend pgrecv pgbroadcast notify broadcastring broadcasttree broadcastll broadcastsimple
-            collectonstream fcollect onstream
+            collectonstream fcollect onstream epdispatch epcombine
 set         memset
 attention   kkt householder fna siso parallax
 reduction   cumsum cumprod segsum prefixsum gathersum indexmax maxreducescatter quantparam
@@ -101,7 +101,8 @@ gemm        *gemm gemm* *gemv gemv* *matmul matmul* matvec vecmat einsum tensord
             mmf mm bmm addmm addmv baddbmm addbmm qmm mv qmv nvjet cijk mfma lora sgmv bgmv spmm
             spmv spgemm sddmm mulmat* fullyconnected downproj upproj gateproj outproj qkvproj
             dotkernel fusedmoe fmoe moefused moeexpert moeforward moebackward moefwd moebwd xxt xtx
-            mmt gram vdot matrixmul* smm hspmm sspaddmm streamk*
+            mmt gram vdot matrixmul* smm hspmm sspaddmm streamk* csrmm* csrmv* cscmm* cscmv* bsrmm*
+            bsrmv* gebsrm* bscmm* coomm* coomv* ellmm* ellmv* sellmv* hybmv*
 convolution dgrad wgrad
 copy        fillkv fillkvcache slicescatter copyqkv concatkvcache makesequential packsegment
             unpacksegment convertdimstodims zeropad zeropadding d2dcpy d2hcpy h2dcpy majorto
@@ -149,7 +150,8 @@ reduction   scan* *scan reduce* reduction* *reduce sum summation *mean avg avera
             std prod count histogram* hist trace aggregate* countnonzero allfinite nonfinite
             notfinite isfinite infandnan isnan hasnan hasinf accumulat* compact lpmax segment*
             qparam backwardbias dbias anykernel allkernel anydim alldim histc trapezoid checknan
-            checkinf checknumeric nancheck parallelprefix scanstate
+            checkinf checknumeric nancheck parallelprefix scanstate stat stats statistic statistics
+            nrm2 nrminf asum
 indexing    indexes idx ind ids id offset slot seqlen position* metadata layout remap map
 set         fill* zero zeros rangekernel set clear clean reset ones iota eye arange linspace
             logspace hannwindow hammingwindow blackmanwindow bartlettwindow kaiserwindow init
@@ -183,7 +185,7 @@ elementwise add addition addto addcmul addcdiv plus bitwise logical mul mult mul
             gammainc* gammaln airy* chebyshev* hermite* laguerre* legendre* ndtr* zeta entr expit
             modf real imag complex xlog1py multigammaln booleannot logicalnot bitwisenot constrain
             shortcut beq bge bgt ble blt bne tozero oneblob mxfp nvfp arith densetosparse
-            uniformshape
+            uniformshape conjugate truncate
 copy        separate split hsplit vsplit dsplit rsplit rot90 unbind append blockdiag diagflat
             diagembed extract transformaxes transform4daxes expand identity diagonal clone
 set         constant full
@@ -227,8 +229,8 @@ _PREPARE = _set(
 _INDEX = _set(
     "index indices indice indexes idx idxs ind inds id ids position positions pos meta metadata"
     " offset offsets stride strides seqlen seqlens len lens length lengths slot slots table tables"
-    " inputs map maps desc descs descriptor descriptors ptrs pointers args arguments"
-    " schedule schedules"
+    " inputs map maps mapping mappings desc descs descriptor descriptors ptrs pointers args"
+    " arguments schedule schedules"
 )
 
 # Operands: the word before them says what they belong to, not what is done.
@@ -244,8 +246,9 @@ _NOISE = _set(
     " block thread row col rows cols token tokens group layer batch qkv cache opt vec tiled naive"
     " inplace small large multi single device shared static dynamic persistent ragged jagged"
     " masked scaled update output input quantile gemma fbgemm deepgemm"
+    " lossless lossy"
 )
-_IDIOMS = _set("varlen splitkv varshape gridstride")
+_IDIOMS = _set("varlen splitkv varshape gridstride pow2 innerouter outerpersistent")
 
 # Behind them stands the purpose or the means of the work.
 _PREPOSITIONS = _set("for by via using")

@@ -284,6 +284,14 @@ def test_a_known_phrase_comes_before_its_words():
         "quantiles": "other",
         "chunk_scaled_dot_kkt": "attention",
         "transducer_joint": "elementwise",
+        "csrmvn_adaptive_kernel": "gemm",
+        "gebsrmm_small_blockdim": "gemm",
+        "EpDispatchIntraNodeKernel": "collective",
+        "get_expert_mapping": "indexing",
+        "column_statistics": "reduction",
+        "batch_norm_collect_statistics": "norm",
+        "cast_lossless": "elementwise",
+        "solve_pow2_shared": "other",
     }
     assert {name: find_kind(name, "kernel", None, None) for name in expected} == expected
 
@@ -296,9 +304,9 @@ def test_each_word_of_the_table_stands_once():
     assert {word for word in told if told.count(word) > 1} == set()
 
 
-# Measured: 98.2 % and 89.5 %. The aim for names that are held out is 97 %, which is not reached.
+# Measured: 98.1 % and 87.0 %. The aim for names that are held out is 97 %, which is not reached.
 @pytest.mark.parametrize(
-    ("part", "num_libraries", "least_share"), [("developed", 193, 0.98), ("held out", 13, 0.89)]
+    ("part", "num_libraries", "least_share"), [("developed", 201, 0.98), ("held out", 21, 0.86)]
 )
 def test_names_of_public_libraries_have_the_kind_of_their_readers(part, num_libraries, least_share):
     shares, _ = score(corpus(part))
