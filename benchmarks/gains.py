@@ -272,7 +272,8 @@ TRAINER = (
 )
 CLM = (
     *("examples/pytorch/language-modeling/run_clm.py", "--do_train", *TRAINER),
-    *("--config_name={data}/model", "--tokenizer_name={data}/tokenizer"),
+    # Weights are loaded: the script draws those of a configuration on the CPU, for a minute.
+    *("--model_name_or_path={data}/model", "--tokenizer_name={data}/tokenizer"),
     *("--train_file={data}/train.txt", "--validation_file={data}/validation.txt"),
     *("--block_size=2048", "--per_device_train_batch_size=4"),
 )
@@ -333,9 +334,10 @@ ROWS = {
         *("llm.c", llm_c, (*LLM_C, "--compile=0")), variants={"compiled": ("--compile=1",)}
     ),
     "llama_1b": Row(
-        *("transformers", language_model, CLM),
+        *("transformers", language_model, (*CLM, "--dtype=bfloat16")),
         {
             "model_type": "llama",
+            "weights": "LlamaForCausalLM",
             "hidden_size": 2048,
             "intermediate_size": 8192,
             "num_hidden_layers": 16,
@@ -353,9 +355,10 @@ ROWS = {
         reach=1.45,
     ),
     "qwen2_0_5b": Row(
-        *("transformers", language_model, (*CLM, "--bf16=True")),
+        *("transformers", language_model, (*CLM, "--bf16=True", "--dtype=float32")),
         {
             "model_type": "qwen2",
+            "weights": "Qwen2ForCausalLM",
             "hidden_size": 896,
             "intermediate_size": 4864,
             "num_hidden_layers": 24,
@@ -457,9 +460,10 @@ ROWS = {
         reach=1.15,
     ),
     "qwen3_moe": Row(
-        *("transformers", language_model, CLM),
+        *("transformers", language_model, (*CLM, "--dtype=bfloat16")),
         {
             "model_type": "qwen3_moe",
+            "weights": "Qwen3MoeForCausalLM",
             "hidden_size": 2048,
             "intermediate_size": 6144,
             "moe_intermediate_size": 768,
