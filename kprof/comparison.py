@@ -17,6 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from kprof.errors import KprofError
+from kprof.findings import Caveat, with_ids
 
 SCHEMA = 1
 # The chance of an order, 0.5 to their number, is no float much beyond.
@@ -148,7 +149,7 @@ class Comparison:
     claims: tuple[Claim, ...]
     protocol: str
     """A sentence: how samples were taken, in one process or in alternating ones."""
-    doubts: tuple[str, ...] = ()
+    doubts: tuple[Caveat, ...] = ()
     steps_ns: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     """Times of single steps of A and of B, a tuple for each window or process."""
     facts: dict[str, str] = field(default_factory=dict)
@@ -226,14 +227,15 @@ def read(content: Mapping[str, Any]) -> Comparison:
             f"the comparison is of schema {content['schema']}, and this kprof knows {SCHEMA}",
             fix="use the version of kprof that wrote it, or a newer one",
         )
-    return msgspec.convert(with_nan(content), type=Comparison)
+    return msgspec.convert(as_read(content), type=Comparison)
 
 
-def with_nan(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON of a comparison in which a value that was no number is none again."""
+def as_read(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON of a comparison whose doubts have ids, and whose lost values are NaN."""
+    content = with_ids(content, "doubts")
     pairs = content.get("pairs")
     if not isinstance(pairs, list) or not all(isinstance(pair, dict) for pair in pairs):
-        return dict(content)
+        return content
     return {**content, "pairs": [_with_nan(pair) for pair in pairs]}
 
 

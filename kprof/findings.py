@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 Grade = Literal["low", "medium", "high"]
+
+
+@dataclass(frozen=True)
+class Caveat:
+    """One thing that is missing, dropped or uncertain in a recording."""
+
+    id: str
+    """What it is about, the same in every version; the text may change."""
+    text: str
+    """A sentence for the report."""
+
+    def __str__(self) -> str:
+        return self.text
+
+    @classmethod
+    def read(cls, saved: str | Mapping[str, str]) -> Caveat:
+        """Read a caveat from JSON; older versions saved the text alone."""
+        return cls("saved", saved) if isinstance(saved, str) else cls(saved["id"], saved["text"])
+
+
+def with_ids(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a saved JSON whose caveats of this name have ids; older versions saved texts alone."""
+    told = content.get(name)
+    if not isinstance(told, list):
+        return dict(content)
+    return {**content, name: [Caveat.read(one) if isinstance(one, str) else one for one in told]}
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from kprof.errors import KprofError, LaunchError, TraceError
-from kprof.findings import Diagnosis
+from kprof.findings import Diagnosis, with_ids
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -188,17 +188,10 @@ def _trace_in(folder: Path, *, is_whole: bool = True) -> Trace:
     from kprof.trace import SCHEMA, Meta, Trace
 
     saved = msgspec.json.decode((folder / META_FILE).read_bytes(), type=_Saved)
-    meta = msgspec.convert(_with_ids(msgspec.json.decode(saved.meta)), type=Meta)
+    content = msgspec.json.decode(saved.meta, type=dict[str, Any])
+    meta = msgspec.convert(with_ids(content, "caveats"), type=Meta)
     tables = {name: _as_declared(folder, name, is_whole=is_whole) for name in SCHEMA}
     return Trace(**tables, meta=meta, diagnosis=_diagnosis_in(folder))  # type: ignore[arg-type]
-
-
-def _with_ids(meta: object) -> object:
-    """Return the content of a run's `meta.json`, whose caveats were sentences alone before."""
-    if isinstance(meta, dict) and isinstance(told := meta.get("caveats"), list):
-        caveats = [{"id": "saved", "text": one} if isinstance(one, str) else one for one in told]
-        return {**meta, "caveats": caveats}
-    return meta
 
 
 def _as_declared(folder: Path, name: Table, *, is_whole: bool) -> pd.DataFrame:

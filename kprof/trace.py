@@ -8,7 +8,7 @@ never rewrite a measured one. Unknown is missing, never 0.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, wraps
 from pathlib import Path
@@ -18,6 +18,7 @@ from weakref import ReferenceType, ref
 import pandas as pd
 
 from kprof.device import Device
+from kprof.findings import Caveat as Caveat
 from kprof.findings import Diagnosis, DryRun
 
 Table = Literal["kernels", "ranges", "samples", "idle"]
@@ -305,24 +306,6 @@ class RankTotals:
     """The rest of the window."""
     idle_by_cause_ns: dict[str, int] = field(default_factory=dict)
     """Its parts by cause; `unknown` where the recording does not tell."""
-
-
-@dataclass(frozen=True)
-class Caveat:
-    """One thing that is missing, dropped or uncertain in a recording."""
-
-    id: str
-    """What it is about, the same in every version; the text may change."""
-    text: str
-    """A sentence for the report."""
-
-    def __str__(self) -> str:
-        return self.text
-
-    @classmethod
-    def read(cls, saved: str | Mapping[str, str]) -> Caveat:
-        """Read a caveat from JSON; older versions saved the text alone."""
-        return cls("saved", saved) if isinstance(saved, str) else cls(saved["id"], saved["text"])
 
 
 @dataclass(frozen=True)

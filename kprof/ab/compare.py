@@ -20,6 +20,7 @@ from kprof.ab.calibrate import (
     parts_of_calibration,
 )
 from kprof.ab.choose import chosen
+from kprof.ab.functions import LARGE_GAIN
 from kprof.ab.in_process import flip
 from kprof.ab.pricing import calculate
 from kprof.ab.processes import alternate
@@ -43,6 +44,7 @@ from kprof.collect.launch import write_description
 from kprof.collect.trials import LOG, TrialError, Variant
 from kprof.comparison import CHOSEN, PAIRS_FILE, Claim, Comparison, encode, save
 from kprof.errors import KprofError
+from kprof.findings import Caveat
 from kprof.kernels.correctness.levels import GateReport, result_of_gate
 from kprof.kernels.swap.swap_report import (
     AUTO,
@@ -185,15 +187,15 @@ def compare(options: AbOptions, tell: Tell = lambda message: None) -> Compared:
         b = replace(b, difference=f"--swap {options.swap}{CHOSEN}")
     taken = _take(a, b, options, folder, tell)
     calibration = last_calibration()
-    more = (
-        find_power_effect(taken.plan, taken.pairs),
-        doubt_resolution(calibration, taken.plan),
-        doubt_ratio(taken.headline),
-    )
+    more = {
+        "clocks_differ": find_power_effect(taken.plan, taken.pairs),
+        "resolution": doubt_resolution(calibration, taken.plan),
+        LARGE_GAIN: doubt_ratio(taken.headline),
+    }
     comparison = replace(
         taken,
         claims=_plausible(taken),
-        doubts=(*taken.doubts, *(doubt for doubt in more if doubt)),
+        doubts=(*taken.doubts, *(Caveat(about, text) for about, text in more.items() if text)),
         facts=redacted({**({"made by": options.line} if options.line else {}), **taken.facts}),
         tokens_per_step=tokens_per_step(options.facts),
     )

@@ -44,7 +44,7 @@ from kprof.analyze.engagement import (
 from kprof.analyze.findings.scores import RecordedPrediction, began_s, predictions_in
 from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
 from kprof.comparison import FILE as COMPARISON_FILE
-from kprof.comparison import read, with_nan
+from kprof.comparison import as_read, read
 from kprof.errors import KprofError
 from kprof.findings import Diagnosis, Finding, Saving
 from kprof.report.partner.disclosure import Redactor
@@ -359,10 +359,10 @@ def _check(content: AnyContent) -> None:
 
 
 def _converted(plain: dict[str, Any]) -> Entry:
-    """Return an entry; a null in the pairs of a comparison becomes NaN again."""
+    """Return an entry; its comparison as this version reads it."""
     content = plain.get("content")
     if isinstance(content, dict) and isinstance(content.get("comparison"), dict):
-        content = {**content, "comparison": with_nan(content["comparison"])}
+        content = {**content, "comparison": as_read(content["comparison"])}
     return msgspec.convert({**plain, "content": content}, type=Entry)
 
 

@@ -28,6 +28,7 @@ from kprof.collect.nvml import Watcher
 from kprof.comparison import Claim, Comparison, Metric, Pair, Plan
 from kprof.device import find_device
 from kprof.errors import KprofError, counted
+from kprof.findings import Caveat
 from kprof.timing import (
     CLOCKS,
     Clock,
@@ -51,6 +52,8 @@ WARM_UP_S = 1.0
 # Outputs may differ so far, relative to A's: more than any rounding of 16-bit numbers, less than
 # a wrong answer. The quality gate judges more finely.
 DIFFERENT = 0.01
+# The id of a doubt about a gain that is too large to be believed without a look.
+LARGE_GAIN = "large_gain"
 IN_PAIRS = "Both in one process, pairs in random order"
 CHANGES_INPUTS = {
     "A": "A changes its inputs and B does not, so the two do not do the same.",
@@ -496,30 +499,30 @@ def _doubts(
     watcher: Watcher,
     difference: float | None,
     changing: str,
-) -> list[str]:
+) -> list[Caveat]:
     """Return what a reader has to know before trusting the verdict."""
     doubts = []
     if not warmed.is_stable:
-        doubts.append("Times had not settled when the warm-up ended.")
+        doubts.append(Caveat("not_settled", "Times had not settled when the warm-up ended."))
     if stopwatch.num_exposed:
-        doubts.append(
+        told = (
             f"In {counted(stopwatch.num_exposed, 'sample')} the GPU waited for launches, which are "
             "part of the time: use the clock wall, or capture the work in a CUDA graph."
         )
+        doubts.append(Caveat("launches_in_time", told))
     if watcher.num_neighbours:
         others = counted(watcher.num_neighbours, "other process", "other processes")
-        doubts.append(f"On the GPU from the start: {others}.")
+        doubts.append(Caveat("gpu_shared", f"On the GPU from the start: {others}."))
     if changing == "AB":
-        doubts.append(BOTH_CHANGE)
+        doubts.append(Caveat("inputs_change", BOTH_CHANGE))
     if difference is None:
-        doubts.append(
-            "The two return nothing that can be compared: whether they do the same is not known."
-        )
+        told = "The two return nothing that can be compared: whether they do the same is not known."
+        doubts.append(Caveat("results_unknown", told))
     return doubts
 
 
-def _doubts_of_gain(claims: Sequence[Claim]) -> list[str]:
-    return [doubt for claim in claims if (doubt := doubt_ratio(claim))]
+def _doubts_of_gain(claims: Sequence[Claim]) -> list[Caveat]:
+    return [Caveat(LARGE_GAIN, doubt) for claim in claims if (doubt := doubt_ratio(claim))]
 
 
 def _machine() -> dict[str, str]:

@@ -8,7 +8,7 @@ from itertools import islice
 from math import isfinite, nan
 from pathlib import Path
 
-from kprof.ab.processes import ENERGY, STEP, facts_of, say_stopped, time_left
+from kprof.ab.processes import ENERGY, NO_ENERGY, STEP, TRIAL, facts_of, stopped, time_left
 from kprof.ab.variants import AbOptions, Tell, measure_host_resolution_ns
 from kprof.analyze.verdict.judge import fewest_pairs, is_enough, judge
 from kprof.analyze.verdict.rule import FIXED_PAIRS, MOST_PAIRS
@@ -16,6 +16,7 @@ from kprof.collect.trials import Schedule, Trial, TrialInterrupted, Variant, Win
 from kprof.collect.windows import can_count_energy
 from kprof.comparison import Claim, Comparison, Metric, Pair, Plan, save_pairs
 from kprof.errors import KprofError, counted
+from kprof.findings import Caveat
 from kprof.kernels.swap.swap_report import SWAP_REPORT
 
 SWAP = "kprof.kernels.swap.swapping:all_models"
@@ -57,9 +58,13 @@ def flip(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Tell) -
         raise _too_few(options.words[0], trial)
     # One that ended by itself, not because of its values, is judged as a plan of its length.
     has_ended = not is_interrupted and not is_enough(plan, pairs)
-    doubts = [*trial.problems, _say_end(plan, len(pairs), has_ended, is_interrupted)]
+    doubts = [
+        *(Caveat(TRIAL, problem) for problem in trial.problems),
+        *_end(plan, len(pairs), has_ended, is_interrupted),
+    ]
     if options.energy and ENERGY not in plan.metrics:
-        doubts.append(f"Energy is not compared: {trial.why_no_energy or NO_COUNTER}.")
+        why = trial.why_no_energy or NO_COUNTER
+        doubts.append(Caveat(NO_ENERGY, f"Energy is not compared: {why}."))
     resolution_ns = measure_host_resolution_ns() / min(w.num_steps for w in trial.windows)
     claims = judge(plan, pairs, are_all=has_ended, resolution_ns=resolution_ns)
     return Comparison(
@@ -75,7 +80,7 @@ def flip(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Tell) -
             "each, from "
             "an idle GPU to an idle GPU."
         ),
-        doubts=tuple(doubt for doubt in doubts if doubt),
+        doubts=tuple(doubts),
         steps_ns={arm: tuple(w.steps_ns for w in trial.windows if w.arm == arm) for arm in "AB"},
         facts=facts_of(a, b, [trial]),
     )
@@ -157,10 +162,11 @@ def _too_few(name: str, trial: Trial) -> KprofError:
     )
 
 
-def _say_end(plan: Plan, num_pairs: int, has_ended: bool, is_interrupted: bool) -> str:
+def _end(plan: Plan, num_pairs: int, has_ended: bool, is_interrupted: bool) -> tuple[Caveat, ...]:
     if has_ended:
-        return f"The workload ended after {num_pairs} of {plan.max_pairs} pairs."
-    return say_stopped(plan, num_pairs) if is_interrupted else ""
+        told = f"The workload ended after {num_pairs} of {plan.max_pairs} pairs."
+        return (Caveat("workload_ended", told),)
+    return (stopped(plan, num_pairs),) if is_interrupted else ()
 
 
 def _believed(claim: Claim, trial: Trial) -> Claim:

@@ -18,11 +18,14 @@ from kprof.analyze.verdict.rule import FIXED_PAIRS
 from kprof.collect.trials import Schedule, Trial, Variant, Window, run_trial
 from kprof.comparison import Claim, Comparison, Metric, Pair, Plan, save_pairs
 from kprof.errors import KprofError, counted
+from kprof.findings import Caveat
 from kprof.report.units import format_count
 
 STEP = Metric("step time", "ns")
 RUN = Metric("run time", "ns")
 ENERGY = Metric("energy per step", "J")
+# What doubts are about.
+TRIAL, NO_ENERGY = "trial", "energy_not_compared"
 NUM_WINDOWS = 5
 # The energy counter is too coarse for less.
 ENERGY_WINDOW_S = 1.0
@@ -59,7 +62,7 @@ def alternate(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Te
         except KeyboardInterrupt:
             if not taken:
                 raise
-            doubts += (say_stopped(plan, len(taken)),)
+            doubts += (stopped(plan, len(taken)),)
             break
         for label, trial in trials.items():
             steps[label].append(tuple(one for w in trial.windows for one in w.steps_ns))
@@ -125,23 +128,24 @@ def _plan(options: AbOptions, pilots: Sequence[Trial]) -> Plan:
     )
 
 
-def _doubts(plan: Plan, options: AbOptions, pilots: Sequence[Trial]) -> tuple[str, ...]:
-    doubts = list(dict.fromkeys(problem for trial in pilots for problem in trial.problems))
+def _doubts(plan: Plan, options: AbOptions, pilots: Sequence[Trial]) -> tuple[Caveat, ...]:
+    problems = dict.fromkeys(problem for trial in pilots for problem in trial.problems)
+    doubts = [Caveat(TRIAL, problem) for problem in problems]
     if plan.metrics[0] is RUN:
-        doubts.append(
-            "Neither took steps that kprof knows, so whole runs are compared, start-up included."
-        )
+        told = "Neither took steps that kprof knows, so whole runs are compared, start-up included."
+        doubts.append(Caveat("whole_runs", told))
     if options.energy and ENERGY not in plan.metrics:
         why = next(trial.why_no_energy for trial in pilots if trial.joules_per_step is None)
-        doubts.append(f"Energy is not compared: {why}.")
+        doubts.append(Caveat(NO_ENERGY, f"Energy is not compared: {why}."))
     return tuple(doubts)
 
 
-def say_stopped(plan: Plan, num_taken: int) -> str:
+def stopped(plan: Plan, num_taken: int) -> Caveat:
     """Say that the user stopped the sampling, and where it was too soon for any verdict."""
     said = f"It was stopped by hand after {num_taken} of {plan.max_pairs} pairs"
     least = fewest_for_verdict(plan)
-    return f"{said}." if num_taken >= least else f"{said}: no verdict comes before {least}."
+    end = "." if num_taken >= least else f": no verdict comes before {least}."
+    return Caveat("stopped_by_hand", f"{said}{end}")
 
 
 def _ratios(a: Trial, b: Trial) -> list[float]:
@@ -222,12 +226,15 @@ def _progress(taken: Sequence[Pair], plan: Plan) -> str:
     return f"pair {len(taken)} of at most {plan.max_pairs}: {said}"
 
 
-def _doubts_of_energy(reasons: Sequence[str]) -> tuple[str, ...]:
+def _doubts_of_energy(reasons: Sequence[str]) -> tuple[Caveat, ...]:
     """Say why the energy of some processes is missing; each reason is empty where it is not."""
     counts = Counter(reason for reason in reasons if reason)
     return tuple(
-        f"The energy of {number} of {counted(len(reasons), 'process', 'processes')} is missing: "
-        f"{reason}."
+        Caveat(
+            "energy_missing",
+            f"The energy of {number} of {counted(len(reasons), 'process', 'processes')} is "
+            f"missing: {reason}.",
+        )
         for reason, number in counts.items()
     )
 

@@ -283,7 +283,7 @@ def _verdict(comparison: Comparison, calibration: Sequence[Part]) -> Section:
     parts.append(_facts(comparison, first))
     if len(comparison.claims) > 1 or per_token(comparison):
         parts.append(_claims(comparison))
-    parts += [Text(doubt, "warning") for doubt in comparison.doubts]
+    parts += [Text(doubt.text, "warning") for doubt in comparison.doubts]
     return Section("Verdict", 0, (*parts, *calibration))
 
 

@@ -24,7 +24,7 @@ def test_a_workload_that_ends_by_itself_is_judged_by_all_its_pairs(script, monke
     result = json.loads(capsys.readouterr().out)
     assert len(result["pairs"]) == 7
     assert result["claims"][0]["interval"]["kind"] == "fixed"
-    assert [quantities_in(doubt) for doubt in result["doubts"]] == [["7", "160"]]
+    assert [quantities_in(doubt["text"]) for doubt in result["doubts"]] == [["7", "160"]]
 
 
 def test_ctrl_c_gives_the_verdict_of_what_was_taken(script, monkeypatch, capsys):
@@ -39,7 +39,7 @@ def test_ctrl_c_gives_the_verdict_of_what_was_taken(script, monkeypatch, capsys)
     assert kprof("ab", "--patch", "patch.py:f", "--json", script) in (1, 3)
     result = json.loads(capsys.readouterr().out)
     assert len(result["pairs"]) == 8
-    assert ["8", "160", "11"] in [quantities_in(doubt) for doubt in result["doubts"]]
+    assert ["8", "160", "11"] in [quantities_in(doubt["text"]) for doubt in result["doubts"]]
 
 
 def test_a_stop_by_hand_is_never_judged_as_if_the_plan_were_complete(script, monkeypatch, capsys):
@@ -61,7 +61,7 @@ def test_ctrl_c_between_processes_gives_the_verdict_of_the_pairs_before(
     assert kprof("ab", "--env", "K=V", "--json", script) in (1, 3)
     result = json.loads(capsys.readouterr().out)
     assert len(result["pairs"]) == 7
-    assert ["7", "40", "9"] in [quantities_in(doubt) for doubt in result["doubts"]]
+    assert ["7", "40", "9"] in [quantities_in(doubt["text"]) for doubt in result["doubts"]]
 
 
 def test_a_crash_in_the_fifth_pair_leaves_the_four_before(script, monkeypatch, capsys):
@@ -148,4 +148,4 @@ def test_what_is_stopped_after_enough_pairs_has_its_verdict_also_where_all_were_
     monkeypatch.setattr(in_process, "run_trial", interrupted)
     assert kprof("ab", "--patch", "patch.py:f", "--fixed", "--json", script) == 1
     result = json.loads(capsys.readouterr().out)
-    assert [quantities_in(doubt) for doubt in result["doubts"]] == [["20", "40"]]
+    assert [quantities_in(doubt["text"]) for doubt in result["doubts"]] == [["20", "40"]]

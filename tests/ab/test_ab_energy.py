@@ -25,8 +25,8 @@ def test_energy_that_cannot_be_compared_is_told(script, monkeypatch, capsys, wor
     kprof("ab", *words, "--energy", "--json", script)
     result = json.loads(capsys.readouterr().out)
     assert [claim["metric"]["name"] for claim in result["claims"]] == ["step time"]
-    (doubt,) = [one for one in result["doubts"] if "Energy" in one]
-    assert NO_GPU in doubt
+    (doubt,) = [one for one in result["doubts"] if one["id"] == "energy_not_compared"]
+    assert NO_GPU in doubt["text"]
 
 
 @pytest.fixture
@@ -115,8 +115,8 @@ def test_why_some_processes_have_no_energy_is_counted(script, monkeypatch, capsy
     monkeypatch.setattr(processes, "run_trial", sometimes)
     kprof("ab", "--env", "K=V", "--energy", "--pairs", "6", "--fixed", "--json", script)
     result = json.loads(capsys.readouterr().out)
-    (doubt,) = [one for one in result["doubts"] if why in one]
-    assert quantities_in(doubt) == ["1", "12", "8 %"]
+    (doubt,) = [one for one in result["doubts"] if why in one["text"]]
+    assert quantities_in(doubt["text"]) == ["1", "12", "8 %"]
     assert result["claims"][1]["verdict"] == "INVALID"
     assert sum(pair[arm][1] is None for pair in result["pairs"] for arm in "ab") == 1
 

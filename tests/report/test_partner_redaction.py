@@ -44,7 +44,11 @@ def private(**more):
                 ),
             ),
         ),
-        comparisons=(comparison_of(facts=facts, a=command, doubts=(f"{HOST} 10.1.2.3 was slow",)),),
+        comparisons=(
+            comparison_of(
+                facts=facts, a=command, doubts=(Caveat("host", f"{HOST} 10.1.2.3 was slow"),)
+            ),
+        ),
         service_levels=(level_of(doubts=(f"see {PATHS[0]} on {HOST}",)),),
         costs=(costs_of(USD, USD),),
         **more,

@@ -51,7 +51,9 @@ def hostile(name):
                 kernel=name.encode("utf-8", "replace").decode(),
             ),
         ),
-        comparisons=(comparison_of(name=name, a=name, b=name, why=name, doubts=(name,)),),
+        comparisons=(
+            comparison_of(name=name, a=name, b=name, why=name, doubts=(Caveat("trial", name),)),
+        ),
         costs=(Costs(costs_of().as_of, None, (), (), (name,), (name,)),),
         gates=(GateReport(name, gate.levels, gate.asked),),
         sources=(Source(name, name, name),),

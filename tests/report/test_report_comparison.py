@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console
 
 from kprof.analyze.verdict.per_token import per_token
-from kprof.comparison import Claim, Comparison, Interval, Metric, Pair, Plan, load, save
+from kprof.comparison import FILE, Claim, Comparison, Interval, Metric, Pair, Plan, load, save
 from kprof.errors import KprofError
+from kprof.findings import Caveat
 from kprof.report.comparison_sections import (
     conditions_of,
     format_interval,
@@ -101,8 +102,21 @@ def pairs_of(comparison):
     return fact(sections_of_comparison(comparison)[0], "Pairs")[1]
 
 
+def test_doubts_of_a_comparison_that_an_older_version_saved_keep_their_texts(tmp_path):
+    save(comparison_of(), tmp_path)
+    content = json.loads((tmp_path / FILE).read_text())
+    (tmp_path / FILE).write_text(json.dumps({**content, "doubts": ["Not settled."]}))
+    assert load(tmp_path).doubts == (Caveat("saved", "Not settled."),)
+
+
+def test_doubts_of_a_comparison_read_back_with_their_ids(tmp_path):
+    doubts = (Caveat("not_settled", "Not settled."),)
+    save(comparison_of(doubts=doubts), tmp_path)
+    assert load(tmp_path).doubts == doubts
+
+
 def test_doubts_and_the_instruments_own_error_stand_beside_the_verdict():
-    comparison = comparison_of(doubts=("Not settled.",))
+    comparison = comparison_of(doubts=(Caveat("not_settled", "Not settled."),))
     verdict = sections_of_comparison(comparison, SAID)[0]
     assert verdict.parts[-2:] == (Text("Not settled.", "warning"), *SAID)
 
@@ -131,7 +145,9 @@ def test_the_plan_can_be_checked_by_its_hash():
 
 
 def test_no_name_becomes_markup():
-    comparison = comparison_of(name=HOSTILE, a=HOSTILE, b=HOSTILE, doubts=(HOSTILE,))
+    comparison = comparison_of(
+        name=HOSTILE, a=HOSTILE, b=HOSTILE, doubts=(Caveat("trial", HOSTILE),)
+    )
     page = render_page(HOSTILE, sections_of_comparison(comparison, (Text(HOSTILE),)))
     assert HOSTILE not in page
 

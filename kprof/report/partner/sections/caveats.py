@@ -50,7 +50,7 @@ def render(evidence: Evidence) -> Chapter:
 def _doubts(evidence: Evidence) -> list[tuple[str, str]]:
     rows = [("Report", text) for text in say_mixed(evidence)]
     for comparison in evidence.comparisons:
-        rows += [("Comparison", without_letters(doubt)) for doubt in comparison.doubts]
+        rows += [("Comparison", without_letters(doubt.text)) for doubt in comparison.doubts]
     for judged in evidence.service_levels:
         rows += [
             ("Service level", _doubt(doubt.text, judged)) for doubt in judged.assessment.doubts

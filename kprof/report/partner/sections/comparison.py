@@ -65,7 +65,7 @@ def _blocks(comparison: Comparison) -> list[Block]:
     if claim.pairs_needed:
         said.append(f"About {counted(claim.pairs_needed, 'more pair')} would probably decide.")
     blocks: list[Block] = [Text(" ".join(said), tone)]
-    blocks += [Text(without_letters(doubt), "warning") for doubt in comparison.doubts]
+    blocks += [Text(without_letters(doubt.text), "warning") for doubt in comparison.doubts]
     blocks.append(_claims(comparison))
     if any(_change(pair) is not None for pair in comparison.pairs):
         blocks.append(_picture(comparison))

@@ -226,7 +226,7 @@ def _paid(evidence: Evidence) -> list[Row]:
 def _warnings(evidence: Evidence) -> list[str]:
     """Return the warnings that qualify the numbers, at most three."""
     comparison = evidence.headline
-    found = [without_letters(one) for one in comparison.doubts[:2]] if comparison else []
+    found = [without_letters(one.text) for one in comparison.doubts[:2]] if comparison else []
     if evidence.costs and not is_credited(evidence):
         found.append("The difference is not proven, so no saving is credited to the change.")
     found += [warning for costs in evidence.costs for warning in costs.warnings[:1]]
