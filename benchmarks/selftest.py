@@ -183,7 +183,7 @@ def main():
     for target in result["targets"]:
         met = "met" if target["is_met"] else "NOT met"
         print(f"{target['name']}: {target['value']:.4f}, reach {target['reach']:.4f}: {met}")
-    for what in (*result["missing"], *result["doubts"]):
+    for what in (*result["missing"], *(doubt["text"] for doubt in result["doubts"])):
         print(f"missing or in doubt: {what}")
 
 

@@ -39,6 +39,7 @@ from kprof.analyze.verdict.rule import Levels, levels_of
 from kprof.collect.nvml import Nvml, describe_devices, visible_devices
 from kprof.comparison import Metric, Pair, Plan
 from kprof.errors import KprofError
+from kprof.findings import Caveat, with_ids
 from kprof.report.calibration import badge_of, describe, result_of_calibration
 from kprof.report.section import Part, Text
 from kprof.storage import cache_folder
@@ -115,11 +116,12 @@ def calibrate(
         )
 
 
-def _usable_machine() -> tuple[Machine, list[str]]:
+def _usable_machine() -> tuple[Machine, list[Caveat]]:
     """Return the GPU, or the host where there is none that torch can use, and says so."""
     machine = this_machine()
     if machine.kind == "host":
-        return machine, ["There is no GPU: this is the host's clock, which says nothing of one."]
+        told = "There is no GPU: this is the host's clock, which says nothing of one."
+        return machine, [Caveat("host_clock", told)]
     try:
         import torch
     except ImportError:
@@ -128,7 +130,8 @@ def _usable_machine() -> tuple[Machine, list[str]]:
         if torch.cuda.is_available():
             return machine, []
         why = f"torch {torch.__version__} cannot use it"
-    return this_host(), [f"There is a GPU, but {why}: this is the host's clock."]
+    told = f"There is a GPU, but {why}: this is the host's clock."
+    return this_host(), [Caveat("host_clock", told)]
 
 
 @dataclass(frozen=True)
@@ -209,7 +212,7 @@ class _Bench:
         self._levels: Levels = levels_of(plan)
         self._stopwatch: Stopwatch = stopwatch_for("gpu" if machine.kind == "gpu" else "wall")
         self.found: dict[_Stage, Known] = {}
-        self.doubts: list[str] = []
+        self.doubts: list[Caveat] = []
 
     def run(self, stage: _Stage) -> None:
         """Take a stage's comparisons; one that cannot be taken is found nowhere, and told."""
@@ -217,12 +220,13 @@ class _Bench:
             with _others(self._machine, stage):
                 samples, orders = self._take(stage)
         except KprofError as error:
-            self.doubts.append(f"{stage.title}: {error.problem}.")
+            self._doubt("stage_failed", f"{stage.title}: {error.problem}.")
             return
         if len(samples) < stage.number:
-            self.doubts.append(
+            self._doubt(
+                "stage_cut_short",
                 f"{stage.title}: {len(samples)} of {stage.number} comparisons ended within the "
-                f"{stage.longest_s:g} s that they may take."
+                f"{stage.longest_s:g} s that they may take.",
             )
         if not len(samples):
             return
@@ -231,6 +235,9 @@ class _Bench:
         self.found[stage] = Known(stage.effect, truth, a, b, orders)
         if not stage.effect:
             self._show(stage.name, samples)
+
+    def _doubt(self, about: str, text: str) -> None:
+        self.doubts.append(Caveat(about, text))
 
     def scenarios(self) -> tuple[Scenario, ...]:
         """Return what is known of each scenario whose comparisons without an effect are there."""
@@ -253,9 +260,10 @@ class _Bench:
         pairs = take_pairs(a, b, self._stopwatch, num_calls, self._order, Conditions)
         taken = list(self._until_done(pairs, stage, begin_s))
         if self._stopwatch.num_exposed:
-            self.doubts.append(
+            self._doubt(
+                "launches_in_time",
                 f"{stage.title}: the GPU waited for launches in {self._stopwatch.num_exposed} "
-                "samples, so that they are part of the time."
+                "samples, so that they are part of the time.",
             )
             self._stopwatch.num_exposed = 0
         number = len(taken) // self._plan.max_pairs
@@ -285,8 +293,9 @@ class _Bench:
         """Return the slow-down that was there, from all comparisons of it together."""
         truth = float(np.median(look_at_all(taken, self._levels).estimate))
         if abs(np.expm1(truth) / effect - 1) > 0.2:
-            self.doubts.append(
-                f"{name}: {100 * effect:g} % were planted and {100 * np.expm1(truth):.2f} % came."
+            self._doubt(
+                "planted_otherwise",
+                f"{name}: {100 * effect:g} % were planted and {100 * np.expm1(truth):.2f} % came.",
             )
         return truth
 
@@ -434,10 +443,13 @@ def last_calibration() -> Calibration | None:
 def _read(machine: Machine) -> Calibration | None:
     path = _path_for(machine)
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Calibration) if path else None
+        if path is None:
+            return None
+        content = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        found = msgspec.convert(with_ids(content, "doubts"), type=Calibration)
     except (OSError, msgspec.MsgspecError):
         return None
-    return found if found is not None and found.schema == SCHEMA else None
+    return found if found.schema == SCHEMA else None
 
 
 def _path_for(machine: Machine) -> Path | None:

@@ -46,7 +46,7 @@ from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
 from kprof.comparison import FILE as COMPARISON_FILE
 from kprof.comparison import as_read, read
 from kprof.errors import KprofError
-from kprof.findings import Diagnosis, Finding, Saving
+from kprof.findings import Diagnosis, Finding, Saving, with_ids
 from kprof.report.partner.disclosure import Redactor
 from kprof.report.partner.evidence import Evidence, Kind, parts_of
 from kprof.storage import FINDINGS_FILE, is_saved, load
@@ -353,7 +353,7 @@ def _check(content: AnyContent) -> None:
     elif isinstance(content, BenchAdded):
         _require(content.calls)
     elif isinstance(content, CalibrationAdded):
-        msgspec.convert(content.said, type=Calibration)
+        msgspec.convert(with_ids(content.said, "doubts"), type=Calibration)
     elif isinstance(content, ComparisonAdded):
         _require(content.comparison.claims)
 

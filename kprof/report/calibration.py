@@ -93,7 +93,7 @@ def _targets(calibration: Calibration) -> Section:
         )
         for target in calibration.targets
     )
-    doubts = [Text(doubt, "warning") for doubt in calibration.doubts]
+    doubts = [Text(doubt.text, "warning") for doubt in calibration.doubts]
     doubts += [Text(f"Not measured: {what}.", "warning") for what in calibration.missing]
     return Section(
         "Targets, each in its worst noise",
@@ -217,7 +217,7 @@ def result_of_calibration(calibration: Calibration) -> dict[str, object]:
         },
         **{name: getattr(calibration, name) for name in ("seed", "smallest_effect", "alpha")},
         "took_s": round(calibration.took_s, 2),
-        "doubts": list(calibration.doubts),
+        "doubts": [asdict(doubt) for doubt in calibration.doubts],
         "missing": list(calibration.missing),
         "scenarios": [_plain(scenario) for scenario in scenarios],
     }

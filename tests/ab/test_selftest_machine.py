@@ -156,7 +156,7 @@ def test_a_calibration_is_taken_kept_and_found_again(home, hasty):
     assert [quantities_in(line)[:2] for line in stages] == [[str(n), "6"] for n in range(1, 7)]
     assert "more bytes" in stages[0] and quantities_in(stages[0])[-1] == "8"
     assert path.is_relative_to(home)
-    assert "GPU" in found.doubts[0]
+    assert found.doubts[0].id == "host_clock"
     assert last_calibration() == found
     assert "(a processor)" in describe_calibration(last_calibration())
 
@@ -209,8 +209,8 @@ def test_a_stage_ends_in_time_with_whole_comparisons_and_says_how_many(home, has
     same, ramp = found.scenarios[0].fixed, found.scenarios[-1].fixed
     # A second is over with every pair: 120 of them without an effect, 40 with one.
     assert (same.false_positive.of, same.power["0.01"].of, ramp.false_positive.of) == (12, 4, 4)
-    assert found.doubts[-1].startswith("ramp")
-    assert quantities_in(found.doubts[-1]) == ["4", "12", "40 s"]
+    assert found.doubts[-1].id == "stage_cut_short"
+    assert quantities_in(found.doubts[-1].text) == ["4", "12", "40 s"]
     assert found.missing == ()
 
 
@@ -228,7 +228,7 @@ def test_a_co_tenant_that_cannot_start_costs_its_stages_and_not_the_rest(home, h
     monkeypatch.setattr("kprof.ab.disturbance.sys.executable", "/bin/false")
     *_, found = calibrate(8, 10, 0, print)
     assert scenarios_in(found.missing) == ["co-tenant", "ramp"]
-    assert found.doubts[-1].startswith("ramp")
+    assert found.doubts[-1].id == "stage_failed"
     assert found.scenarios[0].fixed.power["0.05"].of == 2
 
 
@@ -299,7 +299,7 @@ def test_a_gpu_that_torch_cannot_use_leaves_the_host_and_a_word_about_it(home, h
     monkeypatch.setitem(sys.modules, "torch", None)
     found = next(calibrate(8, 10, 0, print))
     assert (found.kind, found.device) == (HOST.kind, HOST.name)
-    assert "GPU" in found.doubts[0] and "torch" in found.doubts[0]
+    assert found.doubts[0].id == "host_clock" and "torch" in found.doubts[0].text
 
 
 @pytest.mark.gpu
@@ -318,6 +318,12 @@ def test_a_damaged_file_is_no_calibration(home, text):
     assert last_calibration().device == HOST.name
     path.write_text(text)
     assert last_calibration() is None
+
+
+def test_doubts_of_a_calibration_that_an_older_version_kept_keep_their_texts(home):
+    path = keep(replace(simulated(), kind=HOST.kind, device=HOST.name))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "doubts": ["Too few."]}))
+    assert [(one.id, one.text) for one in last_calibration().doubts] == [("saved", "Too few.")]
 
 
 def test_a_calibration_of_an_older_form_is_none(home, monkeypatch):
@@ -351,7 +357,7 @@ def test_a_slow_down_that_differs_from_the_planted_one_is_a_doubt(home, hasty, m
     monkeypatch.setattr(selftest, "host_knobs", lambda: (knob,))
     monkeypatch.setattr(selftest, "stopwatch_for", lambda name: HalfAsSlow())
     *_, found = calibrate(8, 20, 0, print)
-    planted = [quantities_in(one) for one in found.doubts if one.startswith("more bytes: ")]
+    planted = [quantities_in(one.text) for one in found.doubts if one.id == "planted_otherwise"]
     assert [one[0] for one in planted] == ["1 %", "2 %", "5 %"]
     for stated, came in planted:
         share = float(came.removesuffix(" %")) / float(stated.removesuffix(" %"))

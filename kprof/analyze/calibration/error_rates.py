@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from kprof.findings import Caveat
+
 SCHEMA = 1
 EFFECTS = (0.01, 0.02, 0.05)
 """Planted slow-downs."""
@@ -114,7 +116,7 @@ class Calibration:
     scenarios: tuple[Scenario, ...]
     targets: tuple[Target, ...]
     took_s: float
-    doubts: tuple[str, ...] = ()
+    doubts: tuple[Caveat, ...] = ()
     missing: tuple[str, ...] = ()
     """Comparisons that were planned and have no result, or none yet."""
     schema: int = SCHEMA

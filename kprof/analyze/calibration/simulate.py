@@ -24,9 +24,12 @@ from kprof.analyze.calibration.tally import Known, scenario_of
 from kprof.analyze.verdict.ranks import Floats
 from kprof.analyze.verdict.rule import Levels, levels_of
 from kprof.comparison import Metric, Plan
+from kprof.findings import Caveat
 
 ENOUGH = 2_000
-TOO_FEW = f"Fewer than {ENOUGH:,} comparisons scatter: chance alone may miss a target."
+TOO_FEW = Caveat(
+    "few_comparisons", f"Fewer than {ENOUGH:,} comparisons scatter: chance alone may miss a target."
+)
 
 
 @dataclass(frozen=True)

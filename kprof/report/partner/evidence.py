@@ -20,6 +20,7 @@ from kprof.analyze.sla.evaluate import Assessment
 from kprof.analyze.sla.target_verdict import Judgement
 from kprof.analyze.sla.targets import parse_target
 from kprof.comparison import Comparison, Interval
+from kprof.findings import with_ids
 from kprof.kernels.correctness.levels import GateReport
 from kprof.report.sla_verdict import Judged
 from kprof.trace import Caveat, Trace
@@ -271,4 +272,4 @@ def _measure(content: Plain) -> dict[str, Any]:
 
 def calibration_in(content: Plain) -> Calibration:
     """Read what `kprof selftest --json` printed, or what it keeps for this machine."""
-    return msgspec.convert(content, Calibration)
+    return msgspec.convert(with_ids(content, "doubts"), Calibration)

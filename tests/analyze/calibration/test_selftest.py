@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -297,7 +297,7 @@ def test_the_command_prints_the_result_and_exits_with_whether_it_is_met(capsys):
     result = json.loads(capsys.readouterr().out)
     assert code == (0 if result["is_met"] else 1)
     assert (result["num_comparisons"], result["num_pairs"], result["seed"]) == (50, 40, 3)
-    assert result["doubts"] == [TOO_FEW]
+    assert result["doubts"] == [asdict(TOO_FEW)]
 
 
 @pytest.mark.slow

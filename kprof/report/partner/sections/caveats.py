@@ -59,7 +59,7 @@ def _doubts(evidence: Evidence) -> list[tuple[str, str]]:
         rows += [("Cost", warning) for warning in costs.warnings]
     if evidence.calibration is not None:
         calibration = evidence.calibration
-        rows += [("Calibration", doubt) for doubt in calibration.doubts]
+        rows += [("Calibration", doubt.text) for doubt in calibration.doubts]
         rows += [("Calibration", f"Not measured: {what}.") for what in calibration.missing]
         rows += [
             ("Calibration", f"Target missed: {target.name}, {target.where}.")
