@@ -174,3 +174,70 @@ def test_a_norm_that_lays_its_rows_out_anew_is_left_to_do_so():
         norm(x.contiguous())
         norm(x=x)
     assert [one.provider for one in swap.sites[0].calls] == [None, "eager", None]
+
+
+class Scaled(nn.Module):
+    def __init__(self, columns):
+        super().__init__()
+        self.scale, self.shift = (nn.Parameter(torch.rand(columns)) for _ in range(2))
+
+    def forward(self, x):
+        mean = x.mean(dim=-1, keepdim=True)
+        variance = x.var(dim=-1, keepdim=True, unbiased=False)
+        return self.scale * ((x - mean) / torch.sqrt(variance + 1e-5)) + self.shift
+
+
+class ScaledLayerNorm(Scaled):
+    pass
+
+
+class ShiftedLayerNorm(Scaled):
+    def __init__(self, columns):
+        super().__init__(columns)
+        self._parameters = dict(reversed(self._parameters.items()))
+
+
+class GainRMSNorm(nn.Module):
+    def __init__(self, columns):
+        super().__init__()
+        self.g = nn.Parameter(torch.rand(columns))
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.g
+
+
+class ScaleNorm(nn.Module):
+    """One gain for all columns."""
+
+    def __init__(self, columns):
+        super().__init__()
+        self.g = nn.Parameter(torch.rand(1))
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.g
+
+
+@INTERPRETED
+@pytest.mark.parametrize("made", [ScaledLayerNorm, ShiftedLayerNorm, GainRMSNorm])
+def test_a_norm_may_call_its_parameters_as_it_likes(made):
+    norm, x = made(8), torch.randn(3, 8, requires_grad=True)
+    parameters = [x, *norm.parameters()]
+    wanted = norm(x)
+    gradients = torch.autograd.grad(wanted.square().sum(), parameters)
+    with swapped(norm, "rmsnorm", "layernorm") as swap:
+        found = norm(x)
+        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(torch.autograd.grad(found.square().sum(), parameters), gradients)
+        assert [one.num_replaced for one in swap.sites] == [1]
+        # Another one in its place is the norm's own from here on; a plain tensor is not.
+        name = next(iter(norm._parameters))
+        setattr(norm, name, nn.Parameter(torch.rand(8)))
+        moved = norm(x)
+        value = norm._parameters.pop(name).detach()
+        setattr(norm, name, value)
+        torch.testing.assert_close(norm(x), moved)
+        assert [one.num_replaced for one in swap.sites] == [2]
+
+
+def test_a_norm_with_one_gain_for_all_columns_is_left_alone():
+    assert "one element" in reason_for(ScaleNorm(8), *NORMS)

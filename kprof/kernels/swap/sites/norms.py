@@ -7,9 +7,9 @@ the place of epsilon show. The candidate that agrees tells which kernel computes
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,8 +50,8 @@ from kprof.kernels.swap.sites import Family
 from kprof.kernels.swap.uses import Narrowing
 
 RMSNORM, LAYERNORM = "rmsnorm", "layernorm"
-# Parameters that kernels take.
-TAKEN = ("weight", "bias")
+# Parameters that kernels take, as most norms call them.
+TAKEN = WEIGHT, BIAS = "weight", "bias"
 OTHER = "it computes something else than an RMSNorm or a LayerNorm of rows"
 MOVED = "its weight is no parameter of its own: it is sharded, pruned or parametrized"
 FORMS = ("llama", "torch", "gemma")
@@ -66,11 +66,21 @@ OPERATORS |= {"_fused_rms_norm", "linalg_vector_norm", "mean", "native_layer_nor
 OPERATORS |= {"rms_norm", "rsqrt", "sqrt", "std", "std_mean", "sum", "var", "var_mean"}
 
 
+class Names(NamedTuple):
+    """The names of a norm's parameters."""
+
+    weight: str
+    bias: str
+    """As `has_bias` says, also of one that is not there."""
+    has_bias: bool
+
+
 @dataclass(frozen=True)
 class Recognised:
     """A recognised norm."""
 
     kernel: str
+    names: Names
     form: str | None
     """Rounding order of an RMSNorm."""
     eps: float
@@ -93,17 +103,38 @@ def looks_like_a_norm(module: Module) -> bool:
 def why_no_weights(module: Module) -> str | None:
     """Return why it has not one row of weights, and perhaps one of biases; None: it has."""
     own = module._parameters
-    weight, bias = own.get("weight"), own.get("bias")
-    if weight is None:
+    if own.get("weight") is None:
         has_moved = "weight" in module.__dict__ or "weight_orig" in own
         if has_moved or parametrize.is_parametrized(module, "weight"):
             return MOVED
+    names = names_of_weights(module)
+    if not names:
         return "it has no weight"
+    weight, bias = (own.get(one) for one in names[0][:2])
+    assert weight is not None
     if weight.dim() != 1:
         return f"its weight has {weight.dim()} dimensions"
+    if names[0].weight != WEIGHT and len(weight) == 1:
+        return "its weight has one element"
     if bias is not None and bias.shape != weight.shape:
         return "its bias has another shape than its weight"
     return None
+
+
+def names_of_weights(module: Module) -> list[Names]:
+    """Return which parameters may be its weight and its bias, the likeliest first.
+
+    Own code calls them as it likes: scale and shift, gamma and beta, g.
+    """
+    own = [name for name, one in module._parameters.items() if one is not None]
+    if WEIGHT in own:
+        return [Names(WEIGHT, BIAS, BIAS in own)]
+    if len(own) == 1:
+        return [Names(own[0], BIAS, False)]
+    if len(own) != 2:
+        return []
+    first, second = own
+    return [Names(first, second, True), Names(second, first, True)]
 
 
 def _eps_names(module: Module) -> list[str]:
@@ -114,21 +145,21 @@ def _eps_names(module: Module) -> list[str]:
     ]
 
 
-def recognise(module: Module, reads: Reads) -> Recognised | str:
-    """Recognise a norm; a sentence says why it is not known."""
-    device, dtype = place_of(module), module._parameters["weight"].dtype
+def recognise(module: Module, reads: Reads, names: Names) -> Recognised | str:
+    """Recognise a norm with these parameters; a sentence says why it is not known."""
+    device, dtype = place_of(module), _dtype_of(module, names)
     if dtype not in DTYPES:
         return f"its weights are {str(dtype).removeprefix('torch.')}"
     with probing(device) as generator:
         try:
-            probe = Probe(module, device, generator)
+            probe = Probe(module, device, generator, names)
             original = probe.original((dtype, None))
         except CannotCopyError as error:
             return str(error)
         except CANNOT as error:
             return f"its own code failed on random rows ({type(error).__name__}: {error})"
         best = min(
-            _candidates(module, dtype, reads),
+            _candidates(module, dtype, reads, has_bias=names.has_bias),
             key=lambda one: distance(probe.replaced((dtype, None), one), original),
         )
         if not are_alike(probe.replaced((dtype, None), best), original):
@@ -154,18 +185,26 @@ def _recognise(probe: Probe, best: Candidate, dtype: torch.dtype, reads: Reads) 
     for number in reads.numbers:
         if number.name != eps_name and probe.is_read(number):
             return f"it reads {number.title}, which the kernel does not take"
-    return Recognised(kernel, form, eps, eps_name, settings, probe.keeps_order())
+    return Recognised(kernel, probe.names, form, eps, eps_name, settings, probe.keeps_order())
+
+
+def _dtype_of(module: Module, names: Names) -> torch.dtype:
+    weight = module._parameters[names.weight]
+    assert weight is not None
+    return weight.dtype
 
 
 Candidate = tuple[str, str | None, float, str | None]
 
 
-def _candidates(module: Module, dtype: torch.dtype, reads: Reads) -> Iterator[Candidate]:
+def _candidates(
+    module: Module, dtype: torch.dtype, reads: Reads, *, has_bias: bool
+) -> Iterator[Candidate]:
     names = [name for name in _eps_names(module) if name in reads.names]
     named = [(module.__dict__[name], name) for name in names]
     usual = [(eps, None) for eps in (*USUAL_EPS, torch.finfo(dtype).eps)]
     for eps, name in (*named, *usual):
-        if module._parameters.get("bias") is None:
+        if not has_bias:
             for form in FORMS:
                 yield RMSNORM, form, eps, name
         yield LAYERNORM, None, eps, name
@@ -174,11 +213,16 @@ def _candidates(module: Module, dtype: torch.dtype, reads: Reads) -> Iterator[Ca
 class Probe:
     """Runs a norm's own code and candidates on the same rows."""
 
-    def __init__(self, module: Module, device: torch.device, generator: torch.Generator) -> None:
+    def __init__(
+        self, module: Module, device: torch.device, generator: torch.Generator, names: Names
+    ) -> None:
         self._device = device
+        self.names = names
         own = module._parameters
-        self._dtype = own["weight"].dtype
-        columns = own["weight"].shape[0]
+        weight = own[names.weight]
+        assert weight is not None
+        self._dtype = weight.dtype
+        columns = len(weight)
 
         def draw(*shape: int) -> Tensor:
             return torch.randn(shape, generator=generator).to(device)
@@ -232,7 +276,7 @@ class Probe:
             except CANNOT:
                 continue
             rows = self._rows_in(lead).to(self._dtype)
-            if not are_alike(_computed(rows, self._parameters, one), original):
+            if not are_alike(_computed(rows, self._given(), one), original):
                 return f"it computes something else for inputs of {lead} rows"
         return None
 
@@ -251,7 +295,7 @@ class Probe:
 
     def has_gradients_of(self, one: Candidate) -> bool:
         """Return whether a candidate has the gradients of the module's code, in float32."""
-        names = [name for name in TAKEN if self._parameters.get(name) is not None]
+        names = self.names[: 1 + self.names.has_bias]
 
         def original(rows: Tensor, *weights: Tensor) -> object:
             own = {**self._parameters, **dict(zip(names, weights, strict=True))}
@@ -259,9 +303,9 @@ class Probe:
             return self._run(rows)
 
         def replaced(rows: Tensor, *weights: Tensor) -> object:
-            return _computed(rows, dict(zip(names, weights, strict=True)), one)
+            return _computed(rows, weights, one)
 
-        weights = [self._parameters[name] for name in names]
+        weights = self._given()
         try:
             return have_same_gradients(replaced, original, self.rows, *weights)
         finally:
@@ -271,22 +315,26 @@ class Probe:
         self, setting: Setting, one: Candidate, function: Callable[..., Any] | None = None
     ) -> object:
         """Return the result of a candidate, by the reference or another function."""
-        return _computed(self.rows.to(setting[0]), self._parameters, one, function)
+        return _computed(self.rows.to(setting[0]), self._given(), one, function)
+
+    def _given(self) -> list[Tensor | None]:
+        """Return the weight, and the bias if there is one."""
+        return [self._parameters[name] for name in self.names[: 1 + self.names.has_bias]]
 
 
 def _computed(
     rows: Tensor,
-    parameters: Mapping[str, Tensor | None],
+    weights: Sequence[Tensor | None],
     one: Candidate,
     function: Callable[..., Any] | None = None,
 ) -> object:
     kernel, form, eps, _ = one
     function = function or kernel_named(kernel).reference
-    weight = parameters.get("weight")
+    weight, bias = weights if len(weights) == 2 else (*weights, None)
     if kernel == RMSNORM:
         options = () if form == FORMS[0] else (form,)
         return function(rows, weight, eps, *options)
-    return function(rows, weight, parameters.get("bias"), eps)
+    return function(rows, weight, bias, eps)
 
 
 PERMUTED = "its rows lie in another order, which the original's result keeps"
@@ -324,7 +372,7 @@ def _kernel_of(module: Module, request: Request) -> str:
 
 def compared(module: Module, found: Recognised, reads: Reads) -> Reads:
     """Return the reads to compare: all except those that the kernel reads at each call."""
-    taken = ("weight",) if found.kernel == RMSNORM else TAKEN
+    taken = found.names[:1] if found.kernel == RMSNORM else found.names[:2]
     empty = [name for name, one in module._parameters.items() if one is None and name not in taken]
     return replace(
         reads,
@@ -345,12 +393,16 @@ def norm_of(module: Module, request: Request) -> Recognised | str | None:
 
 def reads_of(module: Module) -> Reads | str:
     """Return what the code of a norm reads, or why this is not known."""
-    return reads_of_module(module, taken=TAKEN)
+    names = names_of_weights(module)
+    return reads_of_module(module, taken=names[0][:2] if names else TAKEN)
 
 
 def _recognised(module: Module) -> Recognised | str:
     reads = reads_of(module)
-    return reads if isinstance(reads, str) else recognise(module, reads)
+    if isinstance(reads, str):
+        return reads
+    outcomes = [recognise(module, reads, names) for names in names_of_weights(module)]
+    return next((one for one in outcomes if isinstance(one, Recognised)), outcomes[0])
 
 
 def _check(module: Module, found: Recognised, request: Request) -> str | None:
@@ -358,8 +410,8 @@ def _check(module: Module, found: Recognised, request: Request) -> str | None:
     device = place_of(module)
     kernel = request.kernels[found.kernel]
     with probing(device) as generator:
-        probe = Probe(module, device, generator)
-        dtype = module._parameters["weight"].dtype
+        probe = Probe(module, device, generator, found.names)
+        dtype = _dtype_of(module, found.names)
         rows = probe.rows.to(dtype)
         options = () if is_default(found) else (found.form,)
         function, provider, _ = request.providers.choose(
@@ -391,8 +443,7 @@ def _site(name: str, module: Module, found: Recognised, reads: Reads, request: R
     )
     switch = Switch()
     original = type(module).forward
-    names = names_of_weights(module)
-    forward = _normalising(original, found, names, reads, dispatcher, switch, maker is None)
+    forward = _normalising(original, found, reads, dispatcher, switch, maker is None)
     put = bound(forward, original, switch)
     return Site(name, module, put, dispatcher, switch=switch, why_changed=reads.why_changed)
 
@@ -400,7 +451,6 @@ def _site(name: str, module: Module, found: Recognised, reads: Reads, request: R
 def _normalising(
     original: Callable[..., Any],
     found: Recognised,
-    names: tuple[bool, bool],
     reads: Reads,
     dispatcher: Dispatcher,
     switch: Switch,
@@ -412,6 +462,7 @@ def _normalising(
     constant, eps_name, takes_bias = found.eps, found.eps_name, found.kernel == LAYERNORM
     keeps_order, form = found.keeps_order, found.form or "layer"
     options = () if is_default(found) else (found.form,)
+    names = weight_name, bias_name, _ = found.names
     # Between the arguments of a call and the dtype of its result.
     defaults = () if takes_bias or options else FORMS[:1]
 
@@ -437,7 +488,8 @@ def _normalising(
             why = MOVED_SINCE if have_moved(self, names) else CHANGED
             return run_original(self, why, x)
         parameters = self._parameters
-        weight, bias = parameters.get("weight"), parameters.get("bias") if takes_bias else None
+        weight = parameters.get(weight_name)
+        bias = parameters.get(bias_name) if takes_bias else None
         eps = constant if eps_name is None else getattr(self, eps_name)
         arguments = (x, weight, bias, eps) if takes_bias else (x, weight, eps, *options)
         if is_compiling():
@@ -470,23 +522,18 @@ def rounding(
     return () if dtype is None else (*defaults, dtype)
 
 
-def names_of_weights(norm: Module) -> tuple[bool, bool]:
-    """Return whether a norm has a weight, and whether it has a bias."""
-    own = norm._parameters
-    return own.get("weight") is not None, own.get("bias") is not None
-
-
-def have_moved(norm: Module, names: tuple[bool, bool]) -> bool:
+def have_moved(norm: Module, names: Names) -> bool:
     """Return whether a norm's weight or bias is no longer its own parameter.
 
     Pruning, parametrization and FullyShardedDataParallel make a plain attribute of it.
     """
     own, parameters = norm.__dict__, norm._parameters
+    weight, bias, has_bias = names
     return (
-        (parameters.get("weight") is not None) is not names[0]
-        or (parameters.get("bias") is not None) is not names[1]
-        or own.get("weight") is not None
-        or own.get("bias") is not None
+        parameters.get(weight) is None
+        or (parameters.get(bias) is not None) is not has_bias
+        or own.get(weight) is not None
+        or own.get(bias) is not None
     )
 
 

@@ -40,12 +40,12 @@ from kprof.kernels.swap.sites.norms import (
     MOVED_SINCE,
     PERMUTED,
     RMSNORM,
+    Names,
     Recognised,
     compared,
     have_moved,
     is_default,
     is_permuted,
-    names_of_weights,
     norm_of,
     reads_of,
     rounding,
@@ -553,7 +553,7 @@ def _adding(
     child, known, decide = joint.norm, dispatcher.known, dispatcher.decide
     expected = module._modules[child]
     assert expected is not None
-    norm_found, names = weakref.ref(expected), names_of_weights(expected)
+    norm_found, names = weakref.ref(expected), found.names
     constant, eps_name, is_changed = found.eps, found.eps_name, changes_of(reads)
     # Between the arguments of a call and the dtype of its norm.
     defaults = FORMS[:1] if found.kernel == RMSNORM and is_default(found) else ()
@@ -569,7 +569,7 @@ def _adding(
             dispatcher.leave_out(why)
             return a + b
         own = norm._parameters
-        weight, bias = own.get("weight"), own.get("bias")
+        weight, bias = own.get(names.weight), own.get(names.bias)
         eps = constant if eps_name is None else getattr(norm, eps_name)
         # The kernel takes the term with the dtype of the sum first.
         first, second = (a, b) if torch.promote_types(a.dtype, b.dtype) != b.dtype else (b, a)
@@ -599,7 +599,7 @@ def _norming(add: Callable[..., Any], norm: str) -> Callable[..., Any]:
 
 
 def _why_original(
-    norm: Any, expected: Module | None, names: tuple[bool, bool], terms: tuple[Any, Any]
+    norm: Any, expected: Module | None, names: Names, terms: tuple[Any, Any]
 ) -> str | None:
     """Return why a call runs the original sum and norm; None: the kernel may run."""
     if norm is None or norm is not expected:
