@@ -50,6 +50,13 @@ def test_of_calls_with_one_id_the_last_before_the_activity_launched_it(tmp_path)
     assert trace.meta.counts["reused_ids"] == 1
 
 
+def test_an_activity_whose_own_call_is_lost_joins_no_later_one_with_its_id(tmp_path):
+    later = launched("aten::mm", "a", 5_000, 1) + launched("aten::bmm", "b", 9_000, 1)
+    trace = attributed(tmp_path, *launched("aten::t", "lost", 0, 1)[2:], *later)
+    assert trace.kernels["op"].isna().tolist() == [True, False, False]
+    assert {"a": "aten::mm", "b": "aten::bmm"}.items() <= ops_of(trace).items()
+
+
 def test_an_activity_lost_in_the_first_recording_leaves_its_launch_without_one(tmp_path):
     events = launched("aten::mm", "first", 0, 1)[:2] + launched("aten::bmm", "second", 500, 1)
     trace = attributed(tmp_path, *events)

@@ -41,6 +41,18 @@ def test_of_calls_with_one_id_the_last_before_the_activity_launched_it(tmp_path,
     assert "reused_ids" in {one.id for one in trace.meta.caveats}
 
 
+def test_an_activity_before_all_calls_with_its_id_lost_its_own(tmp_path):
+    rows = launched("aten::mm", 50 * MS, 1) + launched("aten::bmm", 60 * MS, 1)
+    early = kernel(start=20 * MS, end=20 * MS + 500, correlationId=1, demangledName="early")
+    trace = on_the_hosts_clock(read(write(tmp_path, early, *rows)))
+    assert ops_of(trace) == {
+        "early": None,
+        "of aten::mm": "aten::mm",
+        "of aten::bmm": "aten::bmm",
+    }
+    assert trace.kernels["start_ns"].tolist()[0] == 20 * MS
+
+
 def test_an_id_that_is_given_once_stays(tmp_path):
     rows = (
         launched("aten::mm", 0, 1) + launched("aten::bmm", MS, 1) + launched("aten::t", 2 * MS, 8)

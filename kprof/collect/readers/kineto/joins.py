@@ -58,6 +58,8 @@ NO_ROW = -1
 # Ids share an int64 with the rank in keys of the analysis.
 LARGEST_ID = 1 << 43
 EMPTY_IDS = (0, -1)
+# Clocks of a device and its host are mostly off by less.
+MOST_OFF_NS = 1_000_000
 # A device is a process's where of the activities that one process alone can have launched so many
 # are that one's.
 MOST = 0.9
@@ -466,7 +468,10 @@ def last_before(
     *,
     is_valid: NDArray[np.bool_],
 ) -> Numbers:
-    """Return for each key the last call with it that began by its start; else the first with it."""
+    """Return for each key the last call with it that began by its start; else the first with it.
+
+    Of several none began by then where all are later than clocks are off: the right one is lost.
+    """
     result = np.full(len(keys), NO_ROW, dtype=np.int64)
     chosen = np.flatnonzero(is_valid)
     if not len(chosen) or not len(keys):
@@ -487,6 +492,7 @@ def last_before(
         high = np.where(moves & ~is_later, middle, high)
     at[several] = low
     hit = end > first
+    hit[several] &= call_ns[chosen[low]] - start_ns[several] <= MOST_OFF_NS
     result[hit] = chosen[at[hit]]
     return result
 
