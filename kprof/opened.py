@@ -44,8 +44,12 @@ class Opened:
     """An analyzed run: its trace, ledger, report and folder."""
 
     trace: Trace
-    ledger: Ledger
     folder: Path
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """What the time of the devices adds up to."""
+        return balance(self.trace)
 
     @cached_property
     def sections(self) -> list[Section]:
@@ -145,7 +149,7 @@ def open_unwritten(
     if is_run and ranks is not None:
         raise _saved_already(paths[0])
     trace = load(paths[0]) if is_run else _analyzed(read(paths, ranks, scheduler))
-    return Opened(trace, balance(trace), paths[0])
+    return Opened(trace, paths[0])
 
 
 def _saved_already(run: Path) -> KprofError:
@@ -289,7 +293,7 @@ def _finish(
     progress: Progress = lambda stage: None,
 ) -> Opened:
     """Write tables, result and report; a run that is complete already keeps its files."""
-    opened = Opened(trace, balance(trace), folder)
+    opened = Opened(trace, folder)
     if save_tables or not opened.report.exists():
         from concurrent.futures import ThreadPoolExecutor
 

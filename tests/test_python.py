@@ -11,7 +11,6 @@ import pytest
 
 import kprof
 from kprof import api
-from kprof.analyze.attribution.ledger import balance
 from kprof.analyze.passes import analyze
 from kprof.comparison import Claim, Comparison, Interval, Metric, Plan
 from kprof.errors import KprofError, LaunchError
@@ -103,7 +102,7 @@ def test_a_notebook_shows_the_report_without_scripts(run):
 
 def test_a_hostile_name_stays_inside_the_frame_of_a_notebook():
     trace = analyze(trace_of({"name": '"></iframe><script>alert(1)</script>'}))
-    shown = api.Run(Path("x"), Opened(trace, balance(trace), Path("x")))._repr_html_()
+    shown = api.Run(Path("x"), Opened(trace, Path("x")))._repr_html_()
     assert shown.count("<iframe") == shown.count("</iframe>") == 1
     assert shown.count("<") == 2
 

@@ -162,7 +162,6 @@ def parse_change(text: str, trace: Trace) -> Change:
 
 def _keep(answers: list[Prediction], trace: Trace, run: Path) -> None:
     """Write the answers into the run, in place of earlier ones to the same questions."""
-    from kprof.analyze.attribution.ledger import balance
     from kprof.opened import Opened
     from kprof.storage import META_FILE, RESULT_FILE, save_meta, whole_or_not_at_all
 
@@ -171,7 +170,7 @@ def _keep(answers: list[Prediction], trace: Trace, run: Path) -> None:
     meta = replace(trace.meta, what_if=(*old, *new.values()))
     kept = replace(trace, meta=meta)
     with whole_or_not_at_all(run) as unfinished:
-        opened = Opened(kept, balance(kept), run)
+        opened = Opened(kept, run)
         (unfinished / RESULT_FILE).write_bytes(opened.json)
         save_meta(meta, unfinished / META_FILE)
 

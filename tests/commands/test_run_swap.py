@@ -103,7 +103,7 @@ def test_a_run_inside_another_does_not_find_its_swap(tmp_path, monkeypatch):
 
 def test_a_run_without_a_swap_has_no_such_section(tmp_path, monkeypatch):
     monkeypatch.setattr("kprof.opened.sections_of", lambda trace, **how: [])
-    opened = Opened(None, None, tmp_path)
+    opened = Opened(None, tmp_path)
     assert opened.summary == []
     write_report(SwapReport(("rmsnorm",)), tmp_path / SWAP_REPORT)
     assert [section.title for section in opened.summary] == ["Swap"]
