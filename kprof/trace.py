@@ -288,6 +288,18 @@ class MemoryPeak:
 
 
 @dataclass(frozen=True)
+class ProcessGroup:
+    """Ranks that communicate with one another, as `torch.distributed` has them."""
+
+    name: str
+    ranks: tuple[int, ...]
+    """Ranks of the job, in the group's order."""
+    description: str = ""
+    """Its maker's words: `mesh_` and the dimension of a DeviceMesh, `TENSOR_MODEL_PARALLEL_GROUP`
+    of Megatron, `undefined`; empty where not recorded."""
+
+
+@dataclass(frozen=True)
 class RankTotals:
     """What the time of one rank adds up to, in ns; of several GPUs together."""
 
@@ -306,6 +318,12 @@ class RankTotals:
     """The rest of the window."""
     idle_by_cause_ns: dict[str, int] = field(default_factory=dict)
     """Its parts by cause; `unknown` where the recording does not tell."""
+    node: int | None = None
+    """The number of its machine in the job, where the launcher told it."""
+    gpu_uuids: tuple[str, ...] = ()
+    """The GPUs that it used, where that was recorded."""
+    place: dict[str, int] = field(default_factory=dict)
+    """Its place in its process group along each dimension: data, tensor, pipeline, expert, …"""
 
 
 @dataclass(frozen=True)
@@ -329,6 +347,12 @@ class Meta:
     """Ranks of the job, recorded or not; None where the files do not tell."""
     hosts: tuple[tuple[int, str], ...] = ()
     """Ranks and the machines that they ran on, where that was recorded."""
+    nodes: tuple[tuple[int, int], ...] = ()
+    """Ranks and the numbers of their machines in the job, where the launcher told them."""
+    gpu_uuids: tuple[tuple[int, str], ...] = ()
+    """Ranks and the UUIDs of the GPUs that each used, where that was recorded."""
+    process_groups: tuple[ProcessGroup, ...] = ()
+    """Those of the recorded ranks, each once, where that was recorded."""
     clocks: str | None = None
     """How far the clocks of several ranks agree, in words for the report; None for one rank."""
     clocks_grade: Literal["good", "limited"] | None = None

@@ -15,6 +15,7 @@ from kprof.analyze.attribution.overlap import allotted_time
 from kprof.analyze.attribution.steps import find_steps, outside_steps, step_rows
 from kprof.analyze.groupings import measure_capacity
 from kprof.analyze.intervals import Intervals, disjoint
+from kprof.analyze.rank_layout import places
 from kprof.trace import SCHEMA, RankTotals, Trace, columns_of, empty, once_per_trace
 
 # Of the columns that passes add, what says who waits for whom.
@@ -110,7 +111,7 @@ def rank_totals(trace: Trace) -> tuple[RankTotals, ...]:
     """
     if trace.meta.totals:
         return trace.meta.totals
-    kernels, hosts = trace.kernels, dict(trace.meta.hosts)
+    kernels, hosts, nodes = trace.kernels, dict(trace.meta.hosts), dict(trace.meta.nodes)
     rank = kernels["rank"].to_numpy(np.int64)
     allotted = allotted_time(trace)
     is_collective = (kernels["kind"] == "collective").to_numpy(bool)
@@ -118,6 +119,7 @@ def rank_totals(trace: Trace) -> tuple[RankTotals, ...]:
     steps: dict[int, list[int]] = {}
     for step in find_steps(trace):
         steps.setdefault(step.rank, []).append(step.duration_ns)
+    place = places(trace.meta)
     found = []
     for one in np.unique(rank).tolist():
         mine = rank == one
@@ -135,6 +137,9 @@ def rank_totals(trace: Trace) -> tuple[RankTotals, ...]:
                 exposed_communication_ns=int(allotted[mine & is_collective].sum()),
                 idle_ns=window_ns - busy_ns,
                 idle_by_cause_ns=idle_by_cause.get(one, {}),
+                node=nodes.get(one),
+                gpu_uuids=tuple(uuid for rank, uuid in trace.meta.gpu_uuids if rank == one),
+                place=place.get(one, {}),
             )
         )
     return tuple(found)

@@ -7,6 +7,7 @@ the window where fewer than three steps are marked.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 from kprof.analyze.attribution.steps import outside_steps
 from kprof.analyze.groupings import measure_elapsed
 from kprof.analyze.idle.causes import collective_waits
-from kprof.trace import Trace, once_per_trace
+from kprof.analyze.rank_layout import PIPELINE, places, what_they_share
+from kprof.trace import Meta, Trace, once_per_trace
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -73,7 +75,7 @@ class Lateness:
     stragglers: tuple[int, ...]
     """Ranks that others wait for again and again; none is hidden by another."""
     where: str | None
-    """The host or process group that all stragglers share; empty where there is none."""
+    """What they alone share: host, pipeline stage, process group; None where there is nothing."""
     lost_ns: float
     """Time by which a unit would be shorter with the stragglers in time; 0 without stragglers."""
     rotating_ns: float
@@ -120,7 +122,10 @@ def find_lateness(trace: Trace) -> Lateness | None:
     chosen = _stragglers(late_ns, is_late, num_units)
     hosts = dict(trace.meta.hosts)
     names = [hosts.get(rank) for rank in ranks.tolist()]
-    chosen = _whole_hosts(chosen, late_ns.mean(axis=1), names)
+    chosen = _whole_parts(chosen, late_ns.mean(axis=1), names)
+    stage = {rank: place.get(PIPELINE) for rank, place in places(trace.meta).items()}
+    stages = [stage.get(rank) for rank in ranks.tolist()]
+    chosen = _whole_parts(chosen, late_ns.mean(axis=1), stages)
     rotating, num_rotating = _rotating(groups, late_ns, chosen, unit_ns)
     total = np.sum([table for _, table in groups], axis=0)
     return Lateness(
@@ -137,7 +142,7 @@ def find_lateness(trace: Trace) -> Lateness | None:
             for i, (rank, host) in enumerate(zip(ranks.tolist(), names, strict=True))
         ),
         stragglers=tuple(ranks[chosen].tolist()),
-        where=_shared(ranks, chosen, names, waits),
+        where=_shared(ranks, chosen, trace.meta, waits),
         lost_ns=float(_lost_ns(groups, chosen).mean()) if chosen.any() else 0.0,
         rotating_ns=rotating,
         num_rotating=num_rotating,
@@ -241,11 +246,11 @@ def _stragglers(late_ns: Floats, is_late: Bools, num_units: int) -> Bools:
     return chosen
 
 
-def _whole_hosts(chosen: Bools, mean: Floats, hosts: list[str | None]) -> Bools:
-    """Add the ranks of a host that are hardly less late than most of its ranks, which are."""
+def _whole_parts(chosen: Bools, mean: Floats, parts: Sequence[str | int | None]) -> Bools:
+    """Add ranks of a host or stage that are hardly less late than most of its ranks, which are."""
     chosen = chosen.copy()
-    for host in {name for name in hosts if name is not None}:
-        own = np.array([name == host for name in hosts])
+    for part in {one for one in parts if one is not None}:
+        own = np.array([one == part for one in parts])
         if chosen[own].mean() >= MOST_OF_GROUP and own.sum() <= len(own) // 2:
             chosen |= own & (mean >= np.median(mean[own & chosen]) / 2)
     return chosen
@@ -280,19 +285,21 @@ def _rotating(
     return float(np.where(affected, others.max(axis=0), 0.0).mean()), num_ranks
 
 
-def _shared(
-    ranks: NDArray[np.int64], chosen: Bools, hosts: list[str | None], waits: pd.DataFrame
-) -> str | None:
-    """Return the host or the process group whose ranks are just the chosen ones, if one is."""
+def _shared(ranks: NDArray[np.int64], chosen: Bools, meta: Meta, waits: pd.DataFrame) -> str | None:
+    """Return the host, stage or process group whose ranks are just the chosen ones, if one is."""
     if not chosen.any():
         return None
+    named = dict(meta.hosts)
+    hosts = [named.get(rank) for rank in ranks.tolist()]
     own = {name for name, is_chosen in zip(hosts, chosen, strict=True) if is_chosen}
     others = {name for name, is_chosen in zip(hosts, chosen, strict=True) if not is_chosen}
     if None not in own and len(own) == 1 and not own & others:
         return f"host {own.pop()}"
     wanted = set(ranks[chosen].tolist())
+    if (found := what_they_share(wanted, ranks.tolist(), meta)) is not None:
+        return found
     members: Any = waits.groupby("group", observed=True)["rank"].unique()
-    for group, found in members.items():
-        if len(wanted) > 1 and set(found.tolist()) == wanted:
+    for group, those in members.items():
+        if len(wanted) > 1 and set(those.tolist()) == wanted:
             return f"process group {group}"
     return None

@@ -70,6 +70,11 @@ def merge(traces: list[Trace], source: str) -> Trace:
         clocks=summary,
         clocks_grade=grade,
         hosts=tuple(host for trace in traces for host in trace.meta.hosts),
+        nodes=tuple(node for trace in traces for node in trace.meta.nodes),
+        gpu_uuids=tuple(one for trace in traces for one in trace.meta.gpu_uuids),
+        process_groups=tuple(
+            dict.fromkeys(group for trace in traces for group in trace.meta.process_groups)
+        ),
         num_ranks=len({r for trace in traces for r in ranks_of(trace)}),
         counts=dict(counts),
         compiled=tuple(dict.fromkeys(code for trace in traces for code in trace.meta.compiled)),
@@ -251,13 +256,26 @@ def renumbered(trace: Trace, first: int) -> Trace:
         gpu if gpu.rank is None else replace(gpu, rank=number[gpu.rank]) for gpu in meta.gpus
     )
     hosts = tuple((number[rank], host) for rank, host in meta.hosts)
+    nodes = tuple((number[rank], node) for rank, node in meta.nodes)
+    uuids = tuple((number[rank], uuid) for rank, uuid in meta.gpu_uuids)
     notes = tuple(replace(note, rank=number[note.rank]) for note in meta.graph_notes)
     memory = tuple(replace(peak, rank=number.get(peak.rank, peak.rank)) for peak in meta.memory)
     totals = tuple(replace(one, rank=number[one.rank]) for one in meta.totals)
     return replace(
         trace.with_kernels(rank=anew(trace.kernels)).with_ranges(rank=anew(trace.ranges)),
         samples=samples.assign(rank=samples["rank"].where(samples["rank"] < 0, anew(samples))),
-        meta=replace(meta, gpus=gpus, hosts=hosts, graph_notes=notes, memory=memory, totals=totals),
+        meta=replace(
+            meta,
+            gpus=gpus,
+            hosts=hosts,
+            nodes=nodes,
+            gpu_uuids=uuids,
+            # They hold ranks as the job numbers them.
+            process_groups=(),
+            graph_notes=notes,
+            memory=memory,
+            totals=totals,
+        ),
     )
 
 

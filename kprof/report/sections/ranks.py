@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kprof.analyze.condense import rank_totals
 from kprof.analyze.findings.rules.stragglers import LEAST_SHARE, why_no_ranks
@@ -14,6 +14,15 @@ from kprof.trace import RankTotals, Trace
 
 TITLE = "Ranks"
 ORDER = 77
+# Columns of a rank that are shown where they were recorded.
+RECORDED: dict[str, Callable[[RankTotals], str]] = {
+    "GPU": lambda one: ", ".join(uuid.removeprefix("GPU-")[:8] for uuid in one.gpu_uuids),
+    "Place": lambda one: ", ".join(f"{name} {place}" for name, place in one.place.items()),
+}
+MEANING = {
+    "GPU": " GPU: the beginning of its UUID.",
+    "Place": " Place: the rank's number in its process group along each dimension of parallelism.",
+}
 
 
 def render(trace: Trace) -> Section:
@@ -82,6 +91,7 @@ def _map(found: Lateness) -> Figure:
 def _table(totals: Sequence[RankTotals], found: Lateness | None) -> Table:
     late = {one.rank: one for one in found.ranks} if found else {}
     rows = sorted(totals, key=lambda one: -late[one.rank].late_ns if one.rank in late else 0)
+    more = [name for name, of in RECORDED.items() if any(map(of, totals))]
     columns = (
         Column("Rank", "right"),
         Column("Host", essential=False),
@@ -91,13 +101,20 @@ def _table(totals: Sequence[RankTotals], found: Lateness | None) -> Table:
         Column("Share", "right", essential=False),
         Column("Busy", "right"),
         Column("Idle for", essential=False),
+        *(Column(name, essential=False) for name in more),
     )
     return Table(
         columns,
-        tuple(_row(one, late.get(one.rank), found) for one in rows),
+        tuple(
+            (
+                *_row(one, late.get(one.rank), found),
+                *(RECORDED[name](one) or MISSING for name in more),
+            )
+            for one in rows
+        ),
         caption=(_of_waits(found) if found else "")
         + "Busy: share of the rank's window in which its GPUs ran something. Idle for: the cause "
-        "of most of the rest.",
+        "of most of the rest." + "".join(MEANING[name] for name in more),
         share=tuple(_share(late.get(one.rank), found) for one in rows) if found else (),
     )
 

@@ -11,6 +11,7 @@ from kprof.analyze.late_ranks import find_lateness
 from kprof.collect.merge import merge
 from kprof.report.section import Figure, Table
 from kprof.report.sections import ranks
+from kprof.trace import ProcessGroup
 from tests.late_ranks import KINDS, STEP_NS, Case, cases, recorded, simulate
 from tests.quantities import quantities_in
 from tests.traces import trace_of
@@ -57,6 +58,17 @@ def test_half_of_the_ranks_may_be_late_as_a_host_is():
     slow = late_by(r4=2 * MS, r5=2 * MS, r6=2 * MS, r7=2 * MS)
     found = found_in(replace(EIGHT, late=slow, hosts=4))
     assert (found.stragglers, found.where) == ((4, 5, 6, 7), "host node1")
+
+
+def test_ranks_of_a_late_stage_share_the_stage_where_the_groups_are_recorded():
+    stages = tuple(
+        ProcessGroup(f"{rank}", (rank, rank + 2, rank + 4, rank + 6), "mesh_pp") for rank in (0, 1)
+    )
+    case = replace(EIGHT, late=late_by(r4=2 * MS, r5=2 * MS))
+    trace = recorded(case)
+    meta = replace(trace.meta, process_groups=stages)
+    assert find_lateness(replace(trace, meta=meta)).where == "pipeline stage 2"
+    assert find_lateness(trace).where is None
 
 
 def test_late_ranks_of_several_hosts_share_no_host():

@@ -7,7 +7,7 @@ import pytest
 
 from kprof.analyze.capture_quality.unanswered import why_no_work
 from kprof.collect.readers.kineto.reader import knows, read
-from kprof.trace import Gpu, columns_of
+from kprof.trace import Gpu, ProcessGroup, columns_of
 from tests.kineto_files import allocation, annotation, kernel, launch, operator, python_call, write
 from tests.quantities import quantities_in
 
@@ -289,6 +289,23 @@ def test_what_the_file_says_about_the_machine_is_kept(tmp_path):
     assert trace.meta.base_time_ns == 1790857026000000000
     assert trace.ranges["rank"].tolist() == [3]
     assert (trace.meta.source, trace.meta.tool) == ("trace.json", "kineto")
+
+
+def test_the_process_groups_that_torchs_profiler_lists_are_kept(tmp_path):
+    listed = [
+        {"pg_name": "0", "pg_desc": "default_pg", "pg_size": 2, "ranks": [0, 1]},
+        {"pg_name": "1", "ranks": ["1", "0"]},
+        {"pg_name": "2", "ranks": ["a"]},
+        {"pg_name": "3"},
+        "4",
+    ]
+    told = read(write(tmp_path, operator(), distributedInfo={"pg_config": listed}))
+    assert told.meta.process_groups == (
+        ProcessGroup("0", (0, 1), "default_pg"),
+        ProcessGroup("1", (1, 0)),
+    )
+    damaged = read(write(tmp_path, operator(), distributedInfo={"pg_config": {"pg_name": 1}}))
+    assert damaged.meta.process_groups == ()
 
 
 def test_large_epochs_with_decimals_keep_every_nanosecond(tmp_path):

@@ -24,7 +24,7 @@ from kprof.collect.readers.kineto.tables import (
 )
 from kprof.collect.trace_file import json_text_of, mapped
 from kprof.errors import TraceError, counted
-from kprof.trace import Caveat, Gpu, Meta, Trace
+from kprof.trace import Caveat, Gpu, Meta, ProcessGroup, Trace
 
 # For the message about a file that no reader knows.
 OPENS = "a Kineto (torch.profiler) trace: *.json or *.json.gz"
@@ -135,6 +135,7 @@ def _trace_of(path: Path, document: Document, merger: Merger, counts: dict[str, 
     if dropped := _num_dropped(document.around):
         counts["dropped_records"] = dropped
     notes = notes_of(merger, rank)
+    groups = tuple(_process_groups(distributed.get("pg_config")))
     meta = Meta(
         source=path.name,
         tool="kineto",
@@ -143,6 +144,7 @@ def _trace_of(path: Path, document: Document, merger: Merger, counts: dict[str, 
         versions=_versions(document.around),
         num_ranks=max(int(kernels["rank"].nunique()), 1),
         world_size=world_size,
+        process_groups=groups,
         base_time_ns=_whole(document.around.get("baseTimeNanoseconds")),
         counts=counts,
         caveats=(
@@ -189,6 +191,16 @@ def _gpus(properties: object) -> tuple[Gpu, ...]:
         )
         for entry in entries
     )
+
+
+def _process_groups(listed: object) -> Iterator[ProcessGroup]:
+    """Yield the process groups that torch's profiler lists; damaged entries are left out."""
+    for entry in listed if isinstance(listed, list) else []:
+        found = _mapping(entry)
+        ranks = found.get("ranks")
+        if isinstance(ranks, list) and all(_whole(one) is not None for one in ranks):
+            name, description = (str(found.get(key, "")) for key in ("pg_name", "pg_desc"))
+            yield ProcessGroup(name, tuple(map(int, ranks)), description)
 
 
 def _capability(entry: dict[str, Any]) -> str | None:

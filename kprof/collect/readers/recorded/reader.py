@@ -27,7 +27,7 @@ from kprof.collect.readers.recorded.sampled_counters import with_samples
 from kprof.device import Device
 from kprof.errors import TraceError, counted
 from kprof.findings import DryRun
-from kprof.trace import Caveat, Recording, Trace, empty
+from kprof.trace import Caveat, ProcessGroup, Recording, Trace, empty
 
 _WINDOW = re.compile(r"window-([0-9]{1,9})\.json(?:\.gz)?")
 
@@ -50,6 +50,9 @@ class Recorder(msgspec.Struct):
     pid: int | None = None
     rank: int | None = None
     host: str | None = None
+    node: int | None = None
+    gpu_uuids: list[str | None] = []
+    process_groups: list[ProcessGroup] = []
     skip: int | None = None
     steps: list[Step] = []
     step_rule: str | None = None
@@ -248,8 +251,18 @@ def _of_rank(trace: Trace, recorder: Recorder) -> Trace:
     ranges = trace.ranges[~is_cut].reset_index(drop=True).assign(rank=number)
     samples = trace.samples.assign(rank=number)
     hosts = ((int(number), recorder.host),) if recorder.host else ()
+    nodes = ((int(number), recorder.node),) if recorder.node is not None else ()
     memory = tuple(replace(peak, rank=int(number)) for peak in trace.meta.memory)
-    meta = replace(trace.meta, hosts=hosts, memory=memory)
+    used = {int(one) for one in trace.kernels["device"].unique()}
+    uuids = (uuid for device, uuid in enumerate(recorder.gpu_uuids) if device in used)
+    meta = replace(
+        trace.meta,
+        hosts=hosts,
+        nodes=nodes,
+        gpu_uuids=tuple((int(number), uuid) for uuid in uuids if uuid is not None),
+        process_groups=tuple(recorder.process_groups) or trace.meta.process_groups,
+        memory=memory,
+    )
     return replace(trace.with_kernels(rank=number), ranges=ranges, samples=samples, meta=meta)
 
 

@@ -15,7 +15,15 @@ import torch
 from .capture import PROFILER_ERRORS, Others, hears_all_threads
 from .compiled import FILE, CompilerNotes
 from .graphs import Graphs
-from .ranks import local_rank, rank, started_by, world_size
+from .ranks import (
+    gpu_uuids,
+    local_rank,
+    node,
+    process_groups,
+    rank,
+    started_by,
+    world_size,
+)
 from .recorder import Recorder, Recording
 from .settings import NSIGHT
 from .step_counter import Rule
@@ -71,6 +79,7 @@ class Outcome:
         self.warm_up = recorder.settings.skip
         self.rank = 0
         self.world_size = 1
+        self.process_groups: list[dict[str, Any]] = []
         self.is_count_final = True
         """Whether the process takes no steps after those counted, or its recorder was not asked."""
         self.notes = CompilerNotes(recorder.models)
@@ -83,9 +92,10 @@ class Outcome:
         self.window_ns = []
 
     def note_rank(self) -> None:
-        """Remember the rank while the process group exists; a script may destroy it at its end."""
+        """Remember rank and groups while they exist; a script may destroy them at its end."""
         self.rank = max(self.rank, rank())
         self.world_size = max(self.world_size, world_size())
+        self.process_groups = process_groups() or self.process_groups
 
     @property
     def folder(self) -> Path:
@@ -118,6 +128,7 @@ class Outcome:
 
     def export(self, recording: Recording) -> None:
         """Write the trace of `recording` in place of any earlier one, then say what it is."""
+        self.note_rank()
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             recording.capture.export(self.window)
@@ -199,8 +210,11 @@ class Outcome:
             "pid": os.getpid(),
             "started_by": started_by(),
             "host": platform.node(),
+            "node": node(),
+            "gpu_uuids": gpu_uuids(),
             "rank": self.rank,
             "world_size": self.world_size,
+            "process_groups": self.process_groups,
             "local_rank": local_rank(),
             "argv": sys.argv,
             "python": platform.python_version(),

@@ -1,0 +1,97 @@
+"""Layout of ranks: what each does in the job, by the process groups that its recording names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from kprof.trace import Meta, ProcessGroup
+
+# Words in a group's description, as DeviceMesh, Megatron and torchtitan write them.
+DIMENSIONS = {
+    "data": {"dp", "ddp", "fsdp", "data", "replicate", "shard"},
+    "tensor": {"tp", "tensor"},
+    "pipeline": {"pp", "pipeline", "pipe", "stage"},
+    "context": {"cp", "sp", "context", "sequence"},
+    "expert": {"ep", "expert"},
+}
+PIPELINE = "pipeline"
+# torch's description of a group whose maker gave none.
+UNNAMED = ("", "undefined")
+
+
+def dimension_of(description: str) -> str | None:
+    """Return along what a group splits the job: data, tensor, …; None for several or none.
+
+    The data-parallel group of experts is one of data.
+    """
+    words = set(re.split(r"[^a-z]+", description.lower()))
+    found = [name for name, own in DIMENSIONS.items() if own & words]
+    return found[0] if len(found) == 1 or found[1:] == ["expert"] else None
+
+
+def groups_by_dimension(meta: Meta) -> dict[str, list[ProcessGroup]]:
+    """Return the groups of several ranks along each dimension, in which each rank has one place.
+
+    A dimension that is itself split, as in hybrid sharding, counts by its groups' descriptions.
+    """
+    by_dimension: dict[str, list[ProcessGroup]] = {}
+    for group in meta.process_groups:
+        dimension = dimension_of(group.description)
+        if dimension is not None and len(group.ranks) > 1:
+            by_dimension.setdefault(dimension, []).append(group)
+    found: dict[str, list[ProcessGroup]] = {}
+    for dimension, groups in by_dimension.items():
+        if _are_apart(groups):
+            found[dimension] = groups
+            continue
+        for description in dict.fromkeys(group.description for group in groups):
+            own = [group for group in groups if group.description == description]
+            if _are_apart(own):
+                found[description.removeprefix("mesh_")] = own
+    order = [*DIMENSIONS]
+    return dict(sorted(found.items(), key=lambda one: (one[0] not in order, one[0])))
+
+
+def places(meta: Meta) -> dict[int, dict[str, int]]:
+    """Return each rank's place in its group along each dimension; nothing where not recorded."""
+    found: dict[int, dict[str, int]] = {}
+    for dimension, groups in groups_by_dimension(meta).items():
+        for group in groups:
+            for place, rank in enumerate(group.ranks):
+                found.setdefault(rank, {})[dimension] = place
+    return found
+
+
+def what_they_share(ranks: Collection[int], all_ranks: Collection[int], meta: Meta) -> str | None:
+    """Return the pipeline stage, process group or place in groups that these ranks alone have."""
+    wanted = frozenset(ranks)
+    by_place = _ranks_by_place(meta, all_ranks)
+    own_places = [place for place, those in by_place.items() if those == wanted]
+    for dimension, number in own_places:
+        if dimension == PIPELINE:
+            return f"pipeline stage {number}"
+    if len(wanted) < 2:
+        return None
+    for group in meta.process_groups:
+        if wanted == {*group.ranks}:
+            name = group.name if group.description in UNNAMED else group.description
+            return f"process group {name} {list(group.ranks)}"
+    return next((f"rank {number} of every {name} group" for name, number in own_places), None)
+
+
+def _ranks_by_place(meta: Meta, among: Collection[int]) -> dict[tuple[str, int], set[int]]:
+    """Return the ranks at each dimension and place in its groups."""
+    found: dict[tuple[str, int], set[int]] = {}
+    for rank, own in places(meta).items():
+        for place in own.items():
+            if rank in among:
+                found.setdefault(place, set()).add(rank)
+    return found
+
+
+def _are_apart(groups: list[ProcessGroup]) -> bool:
+    """Tell whether no rank is in two groups of different ranks."""
+    of_rank: dict[int, tuple[int, ...]] = {}
+    pairs = ((rank, group.ranks) for group in groups for rank in group.ranks)
+    return all(of_rank.setdefault(rank, ranks) == ranks for rank, ranks in pairs)
