@@ -43,8 +43,10 @@ LAUNCH = ["name", "grid", "block", "case"]
 ENOUGH, RIGHT, COVERED_TIME, COVERED_LAUNCHES = 600, 0.95, 0.90, 0.70
 BYTES_MEDIAN, BYTES_P90 = 0.05, 0.20
 LISTED = 80
+# Of the time, to try which cases run.
+CHOOSING_SHARE = 0.3
 # What is left to do after the last case: exporting and reading the report.
-AFTERWARDS_S = 20
+AFTERWARDS_S = 12
 # A case that ends the process is left out by the next attempt.
 ATTEMPTS = 4
 MEASURED = (
@@ -67,6 +69,7 @@ def record(out, seeds, tiny, minutes):
     folder, chosen = out / RUN, out / "chosen.json"
     chosen.unlink(missing_ok=True)
     script = [str(WORKLOAD), *(["--tiny"] if tiny else []), "--chosen", str(chosen)]
+    script += ["--choosing-s", str(CHOOSING_SHARE * 60 * minutes)]
     options = ["--skip", "1", "--steps", "1", "--force", "--out", str(folder)]
     for attempt in range(ATTEMPTS):
         try:

@@ -24,7 +24,8 @@ import kprof
 
 # A case is for a few launches; those of a model are many.
 MOST_CALLS = {"operators": 40, "models": 220, "compiled": 40, "triton": 40}
-MOST_S = 0.03
+# The first call also loads code.
+MOST_S = 2.0
 MOST_RESERVED = 2 << 30
 
 
@@ -40,7 +41,7 @@ class Counting(TorchDispatchMode):
 
 def is_suited(case, device):
     """Tell whether a case runs, in a short time and few operators."""
-    counting = Counting()
+    counting, began = Counting(), time.monotonic()
     try:
         if case.part in ("operators", "models"):
             with counting:
@@ -48,22 +49,14 @@ def is_suited(case, device):
         else:
             case(device)
         synchronize(device)
-        began = time.monotonic()
-        made = case(device)
-        synchronize(device)
-        took = time.monotonic() - began - transfer_s(case)
-        del made
     except Exception as error:
         print(f"left out {case.name}: {type(error).__name__}: {str(error)[:100]!r}", flush=True)
         if "device-side assert" in str(error) or "illegal memory" in str(error):
             raise
         return False
-    return counting.number <= MOST_CALLS[case.part] and took < MOST_S
-
-
-def transfer_s(case):
-    """Return about how long a case's inputs take from the host."""
-    return sum(one.num_bytes for one in case.inputs) / 2e9
+    took = time.monotonic() - began
+    is_short = took < MOST_S or case.part in ("compiled", "triton")
+    return is_short and counting.number <= MOST_CALLS[case.part]
 
 
 def synchronize(device):
@@ -71,24 +64,26 @@ def synchronize(device):
         torch.cuda.synchronize()
 
 
-def chosen_cases(seeds, device, file, *, tiny):
+def chosen_cases(args, device):
     """Return the suited cases of all seeds, each with its label.
 
-    The file has each case's verdict. A case without one that was begun ended the process.
+    The file has each case's verdict: a case that ended the process is unsuited. So are cases for
+    which no time is left.
     """
-    known = {}
-    if file.exists():
-        known = {tuple(key): suits for key, suits in json.loads(file.read_text())}
+    known, until = {}, time.monotonic() + args.choosing_s
+    if args.chosen.exists():
+        known = {tuple(key): suits for key, suits in json.loads(args.chosen.read_text())}
     cases = []
-    for seed in seeds:
-        for number, case in enumerate(draw(seed, device, tiny=tiny)):
+    draws = [draw(seed, device, tiny=args.tiny) for seed in args.seeds]
+    for number, drawn in enumerate(zip(*draws, strict=True)):
+        for seed, case in zip(args.seeds, drawn, strict=True):
             key = seed, number
             if key not in known:
                 known[key] = False
-                write(file, known)
+                write(args.chosen, known)
                 torch.manual_seed(number)
-                known[key] = is_suited(case, device)
-                write(file, known)
+                known[key] = time.monotonic() < until and is_suited(case, device)
+                write(args.chosen, known)
             if known[key]:
                 cases.append((f"case:{seed}:{case.part}:{number}:{case.name}", case))
     random.Random(0).shuffle(cases)
@@ -103,27 +98,39 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", required=True)
     parser.add_argument("--chosen", type=Path, required=True)
+    parser.add_argument("--choosing-s", type=float, default=600, help="seconds to try cases")
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--tiny", action="store_true", help="small enough for a CPU")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    began = time.monotonic()
-    cases = chosen_cases(args.seeds, device, args.chosen, tiny=args.tiny)
-    print(f"{len(cases)} cases after {time.monotonic() - began:.0f} s", flush=True)
-    until = float(os.environ.get("COUNTED_UNTIL", "inf"))
-    # The first step, which nobody records, is for code that compiles or tunes when it first runs.
-    first = [(label, case) for label, case in cases if case.part in ("compiled", "triton")]
-    for turn in range(args.steps):
+    # The first step, which nobody records, is for what happens once: choosing cases, and code that
+    # compiles or tunes when it first runs. Calls of models in it are no steps of their own.
+    with kprof.range("step"):
+        began = time.monotonic()
+        cases = chosen_cases(args, device)
+        for _, case in cases:
+            if case.part in ("compiled", "triton"):
+                case(device)
+        synchronize(device)
+        print(f"{len(cases)} cases after {time.monotonic() - began:.0f} s", flush=True)
+    for _ in range(args.steps - 1):
         with kprof.range("step"):
-            for number, (label, case) in enumerate(cases if turn else first):
-                if time.time() > until:
-                    break
-                torch.manual_seed(number)
-                with kprof.range(label):
-                    case(device)
-                if device == "cuda" and torch.cuda.memory_reserved() > MOST_RESERVED:
-                    torch.cuda.empty_cache()
+            run(cases, device)
     synchronize(device)
+
+
+def run(cases, device):
+    """Run the cases, in the time that there is."""
+    until = float(os.environ.get("COUNTED_UNTIL", "inf"))
+    for number, (label, case) in enumerate(cases):
+        if time.time() > until:
+            print(f"no time for {len(cases) - number} of {len(cases)} cases", flush=True)
+            break
+        torch.manual_seed(number)
+        with kprof.range(label):
+            case(device)
+        if device == "cuda" and torch.cuda.memory_reserved() > MOST_RESERVED:
+            torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

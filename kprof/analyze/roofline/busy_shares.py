@@ -1,0 +1,156 @@
+"""Bounds on the shares of a launch's time in which the memory and the SMs are busy.
+
+The work tells the least. What is known of all kernels of a family, of the number of CTAs and of
+short launches tells the most: the memory cannot be busy with traffic that a kernel does not have,
+nor can SMs without a CTA be.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from kprof.device import Device
+
+RAMP_NS = 2000
+"""Time in which a launch begins and ends: its first bytes come, its last CTAs are alone.
+
+An empty kernel takes 1 to 2 us on an H100; one that reads from memory, 2 to 3.
+"""
+
+MEMORY_RAMP_NS = 4000
+"""Time that a launch needs beside streaming at `ATTAINED`, where nothing lies in a cache."""
+
+OWN_WORK = 1.1
+"""Instructions of a kernel over those that were counted, which exclude its function, at least."""
+
+ATTAINED = 0.92
+"""Share of its bandwidth at which the memory of recent GPUs streams (H200: 4.4 of 4.8 TB/s)."""
+
+SM_BYTES_PER_S = 65e9
+"""What one SM moves from memory at most (H100, measured with few CTAs that stream)."""
+
+WARP_LANES, SCHEDULERS = 32, 4
+
+_HOPPER = r"\b(H20|G?H200|H100|H800)\b"
+
+
+@dataclass(frozen=True)
+class Family:
+    """What holds for all kernels whose names match."""
+
+    names: str
+    """A regular expression; the first family that matches is a kernel's."""
+    executed: tuple[float, float] | None = None
+    """Time of the pipes over that of the useful FLOPs at the peak, at least and at most."""
+    traffic: float | None = None
+    """Traffic with the memory over the minimum, at most; None where it has no bound."""
+    instructions: tuple[float, float] | None = None
+    """Instructions for an element of the largest operand, at least and at most."""
+
+
+# Hopper's wgmma reaches the peak; mma.sync, as compiled for earlier GPUs, two thirds of it, and in
+# its shape for 8 elements deep half. Vector units issue loads and addresses beside multiply-adds.
+FAMILIES = (
+    Family(r"nvjet|sm90_xmma|cutlass.*sm90|wgmma.*gemm", (1.0, 1.3), 2.0),
+    Family(r"16816|sm80_xmma\w*(bf16|f16|tf32)|ampere_\w*(bf16|fp16|h)\w*gemm", (1.45, 1.8), 2.0),
+    Family(r"_s?1688\w*(gemm|fprop|dgrad|wgrad)|_h?884", (1.9, 2.2), 2.0),
+    Family(r"f32f32_f32f32_f32|sgemm|simt_s", (1.25, 2.0), 2.0),
+)
+
+
+@dataclass(frozen=True)
+class BusyShares:
+    """Shares of one of each row's time; at least 0, and 1 where nothing better is known."""
+
+    memory_least: np.ndarray
+    memory_most: np.ndarray
+    sm_least: np.ndarray
+    sm_most: np.ndarray
+
+
+def families_of(kernels: pd.DataFrame) -> np.ndarray:
+    """Return each row's place in `FAMILIES`, -1 where its name is of none."""
+    names = kernels["name"].cat
+    places = [
+        next((n for n, family in enumerate(FAMILIES) if re.search(family.names, str(name))), -1)
+        for name in names.categories
+    ]
+    return np.array([*places, -1], dtype=np.int64)[names.codes.to_numpy()]
+
+
+def fill_of(kernels: pd.DataFrame, device: Device) -> np.ndarray:
+    """Return the share of the SMs' schedulers that have a warp at most, 1 where unknown."""
+    if device.num_sms is None:
+        return np.ones(len(kernels))
+    ctas, threads = _product(kernels["grid"]), _product(kernels["block"])
+    warps = ctas * np.ceil(threads / WARP_LANES)
+    by_sms = ctas / device.num_sms
+    by_schedulers = warps / (device.num_sms * SCHEDULERS)
+    fill = np.minimum(1, np.minimum(by_sms, by_schedulers))
+    return np.asarray(np.where((ctas > 0) & (threads > 0), fill, 1.0))
+
+
+def _product(sizes: pd.Series[str]) -> np.ndarray:
+    """Return how many CTAs or threads sizes such as '8,1,1' name, 0 where they are missing."""
+    named = sizes.astype("category").cat
+    numbers = [np.prod([float(n) for n in re.findall(r"\d+", str(s))]) for s in named.categories]
+    return np.array([*numbers, 0.0])[named.codes.to_numpy()]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the work and the recording tell of each row; NaN where they do not."""
+
+    time_ns: np.ndarray
+    """Of the operator, over which its work counts."""
+    own_ns: np.ndarray
+    """Of the row."""
+    traffic: np.ndarray
+    """Bytes that the operator moves through the memory at least."""
+    arithmetic_ns: np.ndarray
+    """Useful FLOPs of the operator at their peak."""
+    issue_ns: np.ndarray
+    """Instructions of the operator as far as they were counted; 0 where they were not."""
+    element_ns: np.ndarray
+    """One instruction for each element of the largest operand."""
+
+
+def find_busy_shares(kernels: pd.DataFrame, device: Device, told: Measured) -> BusyShares:
+    """Bound the shares of each row's time."""
+    family = families_of(kernels)
+    time_ns = np.maximum(told.time_ns, 1)
+    memory_ns = told.traffic / device.memory_bytes_per_s * 1e9
+    attained_ns = MEMORY_RAMP_NS + memory_ns / ATTAINED
+    memory_least = memory_ns / np.maximum(time_ns, attained_ns)
+    executed = _of_family([f.executed or (1.0, np.nan) for f in FAMILIES], (1.0, np.nan), family)
+    each = _of_family([f.instructions or (0, np.nan) for f in FAMILIES], (0, np.nan), family)
+    most_traffic = _of_family([f.traffic or np.nan for f in FAMILIES], np.nan, family)
+    on_pipes = told.arithmetic_ns[:, None] * executed
+    issued = told.element_ns[:, None] * each
+    counted = told.issue_ns[:, None] * np.array([OWN_WORK, 1.5])
+    sm_least = np.fmax(np.fmax(on_pipes, issued), counted)[:, 0] / time_ns
+    # Arithmetic is among the instructions of an element.
+    counted_most = np.where(told.issue_ns > 0, counted[:, 1], np.nan)
+    sm_most = np.fmin(np.fmin(on_pipes[:, 1], issued[:, 1]), counted_most) / time_ns
+    running = np.maximum(told.own_ns - RAMP_NS, 0) / np.maximum(told.own_ns, 1)
+    fill = fill_of(kernels, device)
+    streamed = fill * (device.num_sms or np.inf) * SM_BYTES_PER_S / device.memory_bytes_per_s
+    return BusyShares(
+        memory_least=np.nan_to_num(memory_least),
+        memory_most=_least_of(running, streamed, memory_ns * most_traffic / time_ns),
+        sm_least=np.nan_to_num(sm_least),
+        sm_most=_least_of(running, fill, sm_most),
+    )
+
+
+def _of_family(values: list[object], other: object, family: np.ndarray) -> np.ndarray:
+    return np.array([*values, other], dtype=float)[family]
+
+
+def _least_of(*shares: np.ndarray) -> np.ndarray:
+    """Return the least of the shares that are known, and of one."""
+    return np.fmin(np.fmin.reduce(shares), 1.0)
