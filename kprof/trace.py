@@ -85,7 +85,7 @@ KERNELS: tuple[Column, ...] = (
     Column("work_from", "category", "", "roofline", "Source of flops and bytes: shapes (of its operator, or a collective's message), recorded (a copy's own size), declared (by the workload's author), counters (measured traffic), bounds, alike (of launches of the same kernel over the same grid, or in the same place of a sequence that repeats)."),
     Column("work_bound", "category", "", "roofline", "Where work_from is bounds, whether the work is at least or at most this; missing elsewhere."),
     Column("limit_ns", "Int64", "ns", "roofline", "Time at the roofline: the larger of bytes and flops over their ceilings."),
-    Column("bound", "category", "", "roofline", "memory, compute or latency; missing where no work is known."),
+    Column("bound", "category", "", "roofline", "memory, compute, issue or latency; missing where none is shown."),
     Column("counted_bound", "category", "", "roofline", "The bound, by the same work, of the run in which counters were read; missing where they were not."),
     Column("gap_before_ns", "Int64", "ns", "idle", "Idle time of the device before it; missing for the first."),
     Column("gap_cause", "category", "", "idle", "Cause of the longest part of that gap, as in `idle`; missing when there is none or it is unknown."),

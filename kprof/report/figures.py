@@ -37,7 +37,7 @@ _KIND_COLOURS = {
 }
 _SPARE_COLOURS = ("#1f9e89", "#c2578b", "#6a8f2f", "#b5651d", "#5b6ee1")
 
-BOUND_COLOURS = {"memory": BLUE, "compute": ORANGE, "latency": GREY}
+BOUND_COLOURS = {"memory": BLUE, "compute": ORANGE, "issue": PURPLE, "latency": GREY}
 UNKNOWN_COLOUR = "#b8b8b8"
 IDLE_COLOUR = "#c9c9cf"
 CEILING_COLOUR = GREY

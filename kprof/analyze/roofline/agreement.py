@@ -64,6 +64,8 @@ def as_recorded(kernels: pd.DataFrame) -> np.ndarray:
 
 def _places(bounds: pd.Series[str]) -> np.ndarray:
     place = {name: number for number, name in enumerate(BOUNDS)}
+    # Counters do not tell apart for what the SMs are busy.
+    place["issue"] = place["compute"]
     named = bounds.astype("category").cat
     known = np.array([place.get(str(name), -1) for name in named.categories] + [-1])
     return np.asarray(known[named.codes.to_numpy()])

@@ -43,6 +43,7 @@ import numpy as np
 import pandas as pd
 
 from kprof.analyze.attribution.call_tree import NO_ROW
+from kprof.analyze.roofline.busy_shares import Measured, find_busy_shares
 from kprof.analyze.roofline.hardware_counters import counted_shares
 from kprof.analyze.roofline.launch_work import (
     COUNTERS,
@@ -94,8 +95,14 @@ LEFT_SHARE = 0.5
 """Of the cache, what one launch leaves in it for the next at most.
 
 The second-level cache of recent NVIDIA GPUs stands in two halves, each before its own SMs, and a
-line that both use stands in both. Launches on an H200 with more to write than that left 9 to 27 MB
-of its 60 MiB unwritten as they ended (benchmarks/results/classify_vs_ncu_h200_*.json).
+line that both use stands in both.
+"""
+
+UNWRITTEN_SHARE, TOUCHED_SHARE = 0.42, 0.9
+"""Of the cache, what can wait in it to be written, and what holds the lines touched last.
+
+Fills left 22 of 52 MB (H100) and 27 of 63 MB (H200) unwritten as they ended; launches that read
+twice as many bytes as they wrote 16 and 17 MB, launches that read as many 21 MB.
 """
 
 BOUND_SHARE = 0.6
@@ -107,9 +114,15 @@ BEATEN_SHARE = 1.05
 CERTAIN_SHARE = 1.02
 """Limit over duration above which noise is no explanation: not all came from the memory."""
 
-BOUNDS = ("memory", "compute", "latency")
+BOUNDS = ("memory", "compute", "latency", "issue")
 
-_MEMORY, _COMPUTE, _LATENCY = range(3)
+_MEMORY, _COMPUTE, _LATENCY, _ISSUE = range(4)
+
+FLOPS_SHARE = 0.3
+"""Share of an SM's busy time that useful FLOPs at their peak take at least, where it computes."""
+
+CLEAR_SHARE = 0.55
+"""Share of a ceiling up to which an operator is not bound by it for sure."""
 
 
 def add_roofline(trace: Trace) -> Trace:
@@ -161,7 +174,7 @@ def _count_repeated_once(trace: Trace, work: RowWork) -> RowWork:
     if device is None or device.cache_bytes is None:
         return work
     duration_ns = trace.kernels["duration_ns"].to_numpy(dtype=np.int64)
-    calls = _calls(work, duration_ns, duration_ns)
+    calls = _calls(work, duration_ns, duration_ns, duration_ns)
     distinct = least_from_memory(device, calls.moved - calls.written, calls.moved)
     cannot_be = _is_beaten(distinct, calls.time_ns, device)
     return replace(work, bytes=work.bytes - np.where(cannot_be, work.may_repeat, 0))
@@ -180,14 +193,18 @@ class _Calls:
     moved: np.ndarray
     """Bytes."""
     written: np.ndarray
-    busy_ns: np.ndarray
-    """At the peak of the arithmetic, or issuing what instructions are known, if that is longer."""
+    arithmetic_ns: np.ndarray
+    """At the peak of the arithmetic."""
+    issue_ns: np.ndarray
+    """Issuing the instructions that are known."""
     time_ns: np.ndarray
 
 
-def _calls(work: RowWork, duration_ns: np.ndarray, busy_ns: np.ndarray) -> _Calls:
+def _calls(
+    work: RowWork, duration_ns: np.ndarray, arithmetic_ns: np.ndarray, issue: np.ndarray
+) -> _Calls:
     member, _ = pd.factorize(work.group)
-    parts = np.maximum(work.bytes, 0), work.written, busy_ns, duration_ns
+    parts = np.maximum(work.bytes, 0), work.written, arithmetic_ns, issue, duration_ns
     return _Calls(*(np.bincount(member, weights=part.astype(float))[member] for part in parts))
 
 
@@ -197,24 +214,21 @@ def _limits(trace: Trace, work: RowWork) -> tuple[np.ndarray, np.ndarray, np.nda
     device = trace.meta.device
     bound = np.full(num_rows, UNKNOWN, dtype=np.int8)
     has_limit = _has_limit(trace, work)
-    if device is None or not has_limit.any():
+    if device is None:
         return np.zeros(num_rows, dtype=np.int64), np.zeros(num_rows, dtype=bool), bound
     duration_ns = trace.kernels["duration_ns"].to_numpy(dtype=np.int64)
     compute_ns = _compute_ns(trace, work, device)
-    calls = _calls(work, duration_ns, np.maximum(compute_ns, issue_ns(trace, device)))
-    moving_ns, is_cached = _moving_ns(work, calls, device)
+    calls = _calls(work, duration_ns, compute_ns, issue_ns(trace, device))
+    moving_ns, _ = _moving_ns(work, calls, device)
     limit_ns = np.rint(np.maximum(moving_ns, compute_ns))
     limit_ns[(limit_ns == 0) & ((work.bytes > 0) | (work.flops > 0))] = 1
     is_upper = work.bound == WORK_BOUNDS.index("at most")
     # The time that it took bounds the limit, too.
     limit_ns = np.where(is_upper, np.minimum(limit_ns, duration_ns), limit_ns)
-    from_memory = np.where(is_cached, 0, calls.moved)
-    decided = _decide(calls, from_memory, device)
-    # A minimum of the work cannot show that a launch did too little.
-    is_open = (work.bound == WORK_BOUNDS.index("at least")) & (decided == _LATENCY)
-    measurable = has_limit & (calls.time_ns > 0) & ~is_open
+    decided = _decide(trace, work, calls, duration_ns)
     # No cache explains arithmetic that is faster than its peak.
-    measurable &= ~_exceeds(compute_ns, duration_ns)
+    measurable = (duration_ns > 0) & ~_exceeds(compute_ns, duration_ns)
+    measurable &= ~crosses_link(trace.kernels) & (work.source != COUNTERS)
     bound[measurable] = decided[measurable]
     return limit_ns.astype(np.int64), has_limit, bound
 
@@ -248,15 +262,15 @@ def _bound_when_counted(trace: Trace, work: RowWork) -> np.ndarray:
     counted_ns = trace.kernels["counted_ns"].to_numpy(np.int64, na_value=UNKNOWN)
     device = trace.meta.device
     bound = np.full(len(counted_ns), UNKNOWN, dtype=np.int8)
-    is_counted = (counted_ns > 0) & _has_limit(trace, work)
+    is_counted = counted_ns > 0
     if device is None or not is_counted.any():
         return bound
     duration_ns = trace.kernels["duration_ns"].to_numpy(dtype=np.int64)
     time_ns = np.where(counted_ns > 0, counted_ns, duration_ns)
-    busy_ns = np.maximum(_compute_ns(trace, work, device), issue_ns(trace, device))
-    calls = _calls(work, time_ns, busy_ns)
-    kept = kept_bytes(device, calls.written, calls.moved)
-    decided = _decide(calls, calls.moved - kept, device)
+    compute_ns, issue = _compute_ns(trace, work, device), issue_ns(trace, device)
+    calls = _calls(work, time_ns, compute_ns, issue)
+    decided = _decide(trace, work, calls, time_ns)
+    is_counted &= ~crosses_link(trace.kernels) & (work.source != COUNTERS)
     bound[is_counted] = decided[is_counted]
     return bound
 
@@ -266,10 +280,57 @@ def _has_limit(trace: Trace, work: RowWork) -> np.ndarray:
     return np.asarray(is_told & ~crosses_link(trace.kernels))
 
 
-def _decide(calls: _Calls, from_memory: np.ndarray, device: Device) -> np.ndarray:
-    time_ns = np.maximum(calls.time_ns, 1)
-    memory_share = from_memory / device.memory_bytes_per_s * 1e9 / time_ns
-    return decide_bound(memory_share, calls.busy_ns / time_ns)
+def _decide(trace: Trace, work: RowWork, calls: _Calls, own_ns: np.ndarray) -> np.ndarray:
+    """Return the bound that the work and the kernel prove, `UNKNOWN` where they prove none."""
+    device = trace.meta.device
+    if device is None:
+        return np.full(len(own_ns), UNKNOWN)
+    from_memory = calls.moved - kept_bytes(device, calls.written, calls.moved)
+    has_bytes = (work.bytes >= 0) & (work.source != UNKNOWN)
+    told = Measured(
+        time_ns=calls.time_ns,
+        own_ns=own_ns,
+        traffic=np.where(has_bytes, from_memory, np.nan),
+        is_least=work.bound == WORK_BOUNDS.index("at least"),
+        arithmetic_ns=np.where(work.has_flops, calls.arithmetic_ns, np.nan),
+        issue_ns=calls.issue_ns,
+        element_ns=_element_ns(trace, device),
+    )
+    shares = find_busy_shares(trace.kernels, device, told)
+    memory, busy = shares.memory_least, shares.sm_least
+    if trace.is_host_only:
+        return decide_bound(memory, busy)
+    is_memory = (memory >= BOUND_SHARE) & (memory >= busy)
+    is_busy = busy >= BOUND_SHARE
+    computes = is_busy & (calls.arithmetic_ns >= FLOPS_SHARE * busy * calls.time_ns)
+    waits = np.maximum(shares.memory_most, shares.sm_most) < CLEAR_SHARE
+    proven = [waits, is_memory, computes, is_busy]
+    return np.asarray(np.select(proven, [_LATENCY, _MEMORY, _COMPUTE, _ISSUE], UNKNOWN))
+
+
+def _element_ns(trace: Trace, device: Device) -> np.ndarray:
+    """Return how long one instruction for each element of each row's operands takes to issue.
+
+    NaN where shapes are missing, and on GPUs for which instructions were not counted.
+    """
+    kernels, shapes = trace.kernels, trace.ranges["input_shapes"].astype("category").cat
+    fp32 = device.flops_per_s.get("fp32")
+    if fp32 is None or not re.search(_COUNTED_FOR, device.name):
+        return np.full(len(kernels), np.nan)
+    numbers = np.array([_most_elements(str(text)) for text in shapes.categories] + [np.nan])
+    op_row = kernels["op_row"].to_numpy(np.int64, na_value=NO_ROW)
+    number = numbers[np.append(shapes.codes.to_numpy(), -1)[op_row]]
+    return np.asarray(number * 2 / fp32 * 1e9)
+
+
+def _most_elements(text: str) -> float:
+    """Return the elements of recorded tensors, each stretched to the others where that fits."""
+    sizes = [size for size in _tensors(text) if size]
+    largest = max((math.prod(size) for size in sizes), default=0)
+    try:
+        return float(max(largest, math.prod(np.broadcast_shapes(*map(tuple, sizes)))))
+    except ValueError:
+        return float(largest)
 
 
 def decide_bound(memory_share: np.ndarray, compute_share: np.ndarray) -> np.ndarray:
@@ -473,7 +534,8 @@ def least_from_memory(device: Device, read: np.ndarray, moved: np.ndarray) -> np
 def kept_bytes(device: Device, written: np.ndarray, moved: np.ndarray) -> np.ndarray:
     """Return what a launch had not yet written to the memory when it ended, of what it wrote.
 
-    The cache then holds what was touched last, read or written alike.
+    The cache then holds what was touched last, read or written alike, and so much of it written.
     """
-    touched_last = np.minimum(moved, LEFT_SHARE * (device.cache_bytes or 0))
-    return np.asarray(touched_last * written / np.maximum(moved, 1))
+    cache = device.cache_bytes or 0
+    touched_last = np.minimum(moved, TOUCHED_SHARE * cache) * written / np.maximum(moved, 1)
+    return np.asarray(np.minimum(touched_last, UNWRITTEN_SHARE * cache))

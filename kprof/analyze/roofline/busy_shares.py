@@ -48,9 +48,25 @@ class Family:
     """Time of the pipes over that of the useful FLOPs at the peak, at least and at most."""
     traffic: float | None = None
     """Traffic with the memory over the minimum, at most; None where it has no bound."""
+    part: float | None = None
+    """Traffic of this launch alone over the minimum of its operator, of whose launches it is one.
+
+    None where it shares the operator's in proportion to its time.
+    """
     instructions: tuple[float, float] | None = None
     """Instructions for an element of the largest operand, at least and at most."""
 
+
+# Functions of an element by the instructions that they take: a few, or one or two polynomials.
+_SIMPLE = (
+    "CUDAFunctor_add|CUDAFunctorOnSelf_add|FillFunctor|copy_kernel|[AB]UnaryFunctor|compare_|"
+    "MulFunctor|clamp|threshold|masked_(scale|fill)|where_kernel|neg_kernel|abs_kernel|AbsFunctor|"
+    "bitwise_|logical_|relu|square|pow_tensor_scalar|reciprocal|sqrt|sign_kernel|m(in|ax)imum"
+)
+_TRANSCENDENTAL = (
+    "gelu|Gelu|GELU|silu|tanh|sigmoid|exp_kernel|exp2_kernel|expm1|log_kernel|log1p|log2|log10|"
+    "sin_kernel|cos_kernel|erf_kernel|softplus|mish|elu|DivFunctor"
+)
 
 # Hopper's wgmma reaches the peak; mma.sync, as compiled for earlier GPUs, two thirds of it, and in
 # its shape for 8 elements deep half. Vector units issue loads and addresses beside multiply-adds.
@@ -59,6 +75,33 @@ FAMILIES = (
     Family(r"16816|sm80_xmma\w*(bf16|f16|tf32)|ampere_\w*(bf16|fp16|h)\w*gemm", (1.45, 1.8), 2.0),
     Family(r"_s?1688\w*(gemm|fprop|dgrad|wgrad)|_h?884", (1.9, 2.2), 2.0),
     Family(r"f32f32_f32f32_f32|sgemm|simt_s", (1.25, 2.0), 2.0),
+    # Of the five tensors that attention's backward pass reads and the three that it writes, it
+    # reads two, and clears the gradient of q in fp32.
+    Family(r"dot_do_o", traffic=1.1, part=0.5, instructions=(0, 30)),
+    # The gradient of q is read in fp32, and written.
+    Family(r"convert_dq", traffic=1.1, part=0.375, instructions=(0, 30)),
+    # Exponentials and random numbers for dropout stand beside the two products, and the backward
+    # pass computes the scores once more.
+    Family(r"flash_(fwd|bwd|fprop|bprop)|sdpa_sm\d+|fmha_", (1.0, 4.2), 2.5),
+    # The gradient and the input are read by both, the gradient of the input is written by one.
+    Family(r"layer_norm_grad_input", traffic=1.2, part=1.0),
+    Family(r"GammaBetaBackward", traffic=1.2, part=0.67, instructions=(0, 25)),
+    Family(r"batch_norm_(collect_statistics|backward_reduce)", None, 1.3, 0.6, (0, 40)),
+    Family(r"batch_norm_(transform_input|backward_elemt)", None, 1.1, 1.0, (0, 40)),
+    # A mean and a variance in one pass: a division for each element.
+    Family(r"vectorized_layer_norm_kernel", None, 1.05, None, (45, 75)),
+    # Exponentials; a row that no cache holds is read for its maximum, its sum and the result.
+    Family(r"softmax_warp_forward", None, 1.05, None, (30, 65)),
+    Family(r"softmax_warp_backward", None, 1.05, None, (8, 25)),
+    Family(r"cunn_SoftMaxForward", None, 2.0, None, (14, 40)),
+    Family(r"cunn_SoftMaxBackward", None, 1.7, None, (10, 30)),
+    Family(r"fused_dropout_kernel", None, 1.05, None, (22, 45)),
+    Family(r"CatArrayBatchedCopy", None, 1.1, None, (0, 100)),
+    Family(r"\breduce_kernel<", None, 1.1, None, (2, 25)),
+    # Types are converted, one element at a time.
+    Family(r"unrolled_elementwise_kernel", None, 1.1, None, (15, 60)),
+    Family(rf"vectorized_elementwise_kernel.*({_SIMPLE})", None, 1.05, None, (0, 16)),
+    Family(rf"vectorized_elementwise_kernel.*({_TRANSCENDENTAL})", None, 1.05, None, (0, 45)),
 )
 
 
@@ -79,7 +122,7 @@ def families_of(kernels: pd.DataFrame) -> np.ndarray:
         next((n for n, family in enumerate(FAMILIES) if re.search(family.names, str(name))), -1)
         for name in names.categories
     ]
-    return np.array([*places, -1], dtype=np.int64)[names.codes.to_numpy()]
+    return np.asarray(np.array([*places, -1], dtype=np.int64)[names.codes.to_numpy()])
 
 
 def fill_of(kernels: pd.DataFrame, device: Device) -> np.ndarray:
@@ -98,7 +141,7 @@ def _product(sizes: pd.Series[str]) -> np.ndarray:
     """Return how many CTAs or threads sizes such as '8,1,1' name, 0 where they are missing."""
     named = sizes.astype("category").cat
     numbers = [np.prod([float(n) for n in re.findall(r"\d+", str(s))]) for s in named.categories]
-    return np.array([*numbers, 0.0])[named.codes.to_numpy()]
+    return np.asarray(np.array([*numbers, 0.0])[named.codes.to_numpy()])
 
 
 @dataclass(frozen=True)
@@ -110,7 +153,9 @@ class Measured:
     own_ns: np.ndarray
     """Of the row."""
     traffic: np.ndarray
-    """Bytes that the operator moves through the memory at least."""
+    """Bytes that the operator moves through the memory, where it reads none of them again."""
+    is_least: np.ndarray
+    """Whether the work is a lower bound, so that traffic may be any more."""
     arithmetic_ns: np.ndarray
     """Useful FLOPs of the operator at their peak."""
     issue_ns: np.ndarray
@@ -123,12 +168,16 @@ def find_busy_shares(kernels: pd.DataFrame, device: Device, told: Measured) -> B
     """Bound the shares of each row's time."""
     family = families_of(kernels)
     time_ns = np.maximum(told.time_ns, 1)
-    memory_ns = told.traffic / device.memory_bytes_per_s * 1e9
+    part = _of_family([f.part or np.nan for f in FAMILIES], np.nan, family)
+    part = np.where(np.isnan(part), told.own_ns / time_ns, part)
+    own_ns = np.maximum(told.own_ns, 1)
+    memory_ns = part * told.traffic / device.memory_bytes_per_s * 1e9
     attained_ns = MEMORY_RAMP_NS + memory_ns / ATTAINED
-    memory_least = memory_ns / np.maximum(time_ns, attained_ns)
+    memory_least = memory_ns / np.maximum(own_ns, attained_ns)
     executed = _of_family([f.executed or (1.0, np.nan) for f in FAMILIES], (1.0, np.nan), family)
     each = _of_family([f.instructions or (0, np.nan) for f in FAMILIES], (0, np.nan), family)
     most_traffic = _of_family([f.traffic or np.nan for f in FAMILIES], np.nan, family)
+    most_ns = np.where(told.is_least, np.nan, memory_ns * most_traffic)
     on_pipes = told.arithmetic_ns[:, None] * executed
     issued = told.element_ns[:, None] * each
     counted = told.issue_ns[:, None] * np.array([OWN_WORK, 1.5])
@@ -136,21 +185,21 @@ def find_busy_shares(kernels: pd.DataFrame, device: Device, told: Measured) -> B
     # Arithmetic is among the instructions of an element.
     counted_most = np.where(told.issue_ns > 0, counted[:, 1], np.nan)
     sm_most = np.fmin(np.fmin(on_pipes[:, 1], issued[:, 1]), counted_most) / time_ns
-    running = np.maximum(told.own_ns - RAMP_NS, 0) / np.maximum(told.own_ns, 1)
+    running = np.maximum(told.own_ns - RAMP_NS, 0) / own_ns
     fill = fill_of(kernels, device)
     streamed = fill * (device.num_sms or np.inf) * SM_BYTES_PER_S / device.memory_bytes_per_s
     return BusyShares(
         memory_least=np.nan_to_num(memory_least),
-        memory_most=_least_of(running, streamed, memory_ns * most_traffic / time_ns),
+        memory_most=_least_of(running, streamed, most_ns / own_ns),
         sm_least=np.nan_to_num(sm_least),
         sm_most=_least_of(running, fill, sm_most),
     )
 
 
 def _of_family(values: list[object], other: object, family: np.ndarray) -> np.ndarray:
-    return np.array([*values, other], dtype=float)[family]
+    return np.asarray(np.array([*values, other], dtype=float)[family])
 
 
 def _least_of(*shares: np.ndarray) -> np.ndarray:
     """Return the least of the shares that are known, and of one."""
-    return np.fmin(np.fmin.reduce(shares), 1.0)
+    return np.asarray(np.fmin(np.fmin.reduce(shares), 1.0))

@@ -159,7 +159,8 @@ WAITS = {
 BOUNDS = {
     "memory": "limited by memory",
     "compute": "limited by arithmetic",
-    "latency": "limited by neither",
+    "issue": "limited by other instructions",
+    "latency": "too small to fill the GPU",
 }
 VERDICTS = {
     "FASTER": "Faster, proven",

@@ -14,8 +14,8 @@ from tests.traces import ROUND_DEVICE, trace_of
 HALF = tensor("bf16", 1000, 1000)
 # 2 MB read and 2 MB written: 4 us at the bandwidth of the memory, 2 us within the cache.
 COPY = {"name": "aten::copy_", **recorded(HALF, HALF, False)}
-# 8 MB written.
-FILL = {"name": "aten::fill_", **recorded(tensor("bf16", 2000, 2000), 0)}
+# 40 MB written, of which 6.7 MB stay in the cache.
+FILL = {"name": "aten::fill_", **recorded(tensor("bf16", 5000, 4000), 0)}
 PRODUCT = {"name": "aten::mm", **recorded(HALF, HALF)}
 
 
@@ -55,13 +55,16 @@ def test_more_than_half_of_the_cache_cannot_have_been_left_in_it():
     ("written", "moved", "kept"),
     [
         (1000, 1000, 1000),
-        (20_000_000, 20_000_000, 8_000_000),
-        (20_000_000, 40_000_000, 4_000_000),
+        (20_000_000, 20_000_000, 6_720_000),
+        (20_000_000, 40_000_000, 6_720_000),
+        (10_000_000, 40_000_000, 3_600_000),
         (1000, 5000, 1000),
         (0, 0, 0),
     ],
 )
-def test_half_of_the_cache_holds_what_was_touched_last_when_a_launch_ends(written, moved, kept):
+def test_the_cache_holds_what_was_touched_last_and_so_much_unwritten_when_a_launch_ends(
+    written, moved, kept
+):
     assert kept_bytes(CACHED, np.array([written]), np.array([moved])).tolist() == [kept]
     assert kept_bytes(ROUND_DEVICE, np.array([written]), np.array([moved])).tolist() == [0]
 
@@ -73,7 +76,7 @@ def test_what_is_faster_than_the_memory_has_the_caches_ceiling_and_does_not_wait
 
 def test_what_took_its_time_has_the_ceiling_of_the_memory():
     found = measured({"op_row": 0, "duration_ns": 5000}, ranges=[COPY])
-    assert (found["limit_ns"][0], found["bound"][0]) == (4000, "memory")
+    assert found["limit_ns"].tolist() == [4000]
 
 
 # 20 MB read and 20 MB written, of which 8 MB can have been left in the cache.
@@ -113,11 +116,6 @@ def test_what_beats_the_memory_keeps_its_ceiling_where_no_copy_in_the_cache_was_
     assert found["limit_ns"].tolist() == [40_000]
 
 
-def test_without_a_measured_cache_what_beats_the_memory_stays_bound_by_it():
-    found = measured({"op_row": 0, "duration_ns": 2500}, ranges=[COPY], device=ROUND_DEVICE)
-    assert (found["limit_ns"][0], found["bound"][0]) == (4000, "memory")
-
-
 def test_what_adds_up_a_split_product_has_no_part_in_its_work():
     parts = (
         {"name": "nvjet_splitK_TNT", "op_row": 0, "duration_ns": 30_000},
@@ -126,7 +124,7 @@ def test_what_adds_up_a_split_product_has_no_part_in_its_work():
     found = measured(*parts, ranges=[PRODUCT])
     assert found["flops"].tolist() == [2_000_000_000, 0]
     assert found["bytes"].tolist() == [6_000_000, 0]
-    assert found["bound"].tolist() == ["compute", "latency"]
+    assert found["bound"].astype(object).fillna("unknown").tolist() == ["compute", "unknown"]
 
 
 def test_what_finishes_alone_keeps_its_operators_work():
@@ -136,16 +134,12 @@ def test_what_finishes_alone_keeps_its_operators_work():
 
 
 def test_the_counted_run_has_its_own_time_and_leaves_its_writes_in_the_cache():
-    row = {"op_row": 0, "duration_ns": 9000, "counted_ns": 9500, "work_from": "shapes"}
+    # At 60 % of the bandwidth the rest takes 55.5 us.
+    row = {"op_row": 0, "duration_ns": 56_000, "counted_ns": 55_000, "work_from": "shapes"}
     found = measured(row, ranges=[FILL])
-    assert (found["bound"][0], found["counted_bound"][0]) == ("memory", "latency")
-    assert [BOUNDS[by_work(found)[0]], BOUNDS[as_recorded(found)[0]]] == ["latency", "memory"]
-
-
-def test_the_counted_run_reads_everything_from_the_memory():
-    row = {"op_row": 0, "duration_ns": 2500, "counted_ns": 3000}
-    found = measured(row, ranges=[COPY])
-    assert (found["bound"][0], found["counted_bound"][0]) == ("latency", "memory")
+    assert (found["bound"].isna()[0], found["counted_bound"][0]) == (True, "memory")
+    assert BOUNDS[by_work(found)[0]] == "memory"
+    assert as_recorded(found).tolist() == [-1]
 
 
 def test_what_was_not_counted_has_no_bound_of_a_counted_run():

@@ -31,6 +31,7 @@ MOST_DOTS, MOST_ROWS = 60, 12
 LOOKS: dict[str, tuple[Symbol, str]] = {
     "memory": ("circle", "k0"),
     "compute": ("square", "k1"),
+    "issue": ("cross", "k2"),
     "latency": ("triangle", "k7"),
 }
 UNKNOWN: tuple[Symbol, str] = ("diamond", "k9")
