@@ -293,8 +293,10 @@ def _decide(trace: Trace, work: RowWork, calls: _Calls, own_ns: np.ndarray) -> n
         traffic=np.where(has_bytes, from_memory, np.nan),
         is_least=work.bound == WORK_BOUNDS.index("at least"),
         arithmetic_ns=np.where(work.has_flops, calls.arithmetic_ns, np.nan),
+        group=work.group,
         issue_ns=calls.issue_ns,
-        element_ns=_element_ns(trace, device),
+        element_ns=_elements(trace) * _instruction_ns(device),
+        instruction_ns=_instruction_ns(device),
     )
     shares = find_busy_shares(trace.kernels, device, told)
     memory, busy = shares.memory_least, shares.sm_least
@@ -308,19 +310,23 @@ def _decide(trace: Trace, work: RowWork, calls: _Calls, own_ns: np.ndarray) -> n
     return np.asarray(np.select(proven, [_LATENCY, _MEMORY, _COMPUTE, _ISSUE], UNKNOWN))
 
 
-def _element_ns(trace: Trace, device: Device) -> np.ndarray:
-    """Return how long one instruction for each element of each row's operands takes to issue.
+def _instruction_ns(device: Device) -> float:
+    """Return how long one instruction of one thread takes, all SMs issuing.
 
-    NaN where shapes are missing, and on GPUs for which instructions were not counted.
+    NaN on GPUs for which instructions were not counted.
     """
-    kernels, shapes = trace.kernels, trace.ranges["input_shapes"].astype("category").cat
     fp32 = device.flops_per_s.get("fp32")
-    if fp32 is None or not re.search(_COUNTED_FOR, device.name):
-        return np.full(len(kernels), np.nan)
+    is_counted = fp32 is not None and re.search(_COUNTED_FOR, device.name)
+    # A multiply-add on each of an SM's 128 lanes is one instruction of each of its schedulers.
+    return 2e9 / fp32 if fp32 and is_counted else math.nan
+
+
+def _elements(trace: Trace) -> np.ndarray:
+    """Return the elements of the largest operand of each row's operator, NaN without shapes."""
+    shapes = trace.ranges["input_shapes"].astype("category").cat
     numbers = np.array([_most_elements(str(text)) for text in shapes.categories] + [np.nan])
-    op_row = kernels["op_row"].to_numpy(np.int64, na_value=NO_ROW)
-    number = numbers[np.append(shapes.codes.to_numpy(), -1)[op_row]]
-    return np.asarray(number * 2 / fp32 * 1e9)
+    op_row = trace.kernels["op_row"].to_numpy(np.int64, na_value=NO_ROW)
+    return np.asarray(numbers[np.append(shapes.codes.to_numpy(), -1)[op_row]])
 
 
 def _most_elements(text: str) -> float:
@@ -396,9 +402,8 @@ def issue_ns(trace: Trace, device: Device) -> np.ndarray:
     0 where nothing is known, and on GPUs for which they were not counted.
     """
     kernels, ranges = trace.kernels, trace.ranges
-    fp32 = device.flops_per_s.get("fp32")
     number = np.zeros(len(kernels))
-    if fp32 is None or not re.search(_COUNTED_FOR, device.name):
+    if math.isnan(_instruction_ns(device)):
         return number
     names = kernels["name"].cat
     is_told = [
@@ -420,8 +425,7 @@ def issue_ns(trace: Trace, device: Device) -> np.ndarray:
         for call in calls.iloc[first].itertuples(index=False)
     ]
     number[rows] = np.array(least, dtype=float)[group]
-    # A multiply-add on each of an SM's 128 lanes is one instruction of each of its schedulers.
-    return np.asarray(number * 2 / fp32 * 1e9)
+    return np.asarray(number * _instruction_ns(device))
 
 
 def least_instructions(name: str, grid: str, shapes: str, strides: str, dtypes: str) -> int:

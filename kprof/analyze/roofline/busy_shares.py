@@ -45,7 +45,10 @@ class Family:
     names: str
     """A regular expression; the first family that matches is a kernel's."""
     executed: tuple[float, float] | None = None
-    """Time of the pipes over that of the useful FLOPs at the peak, at least and at most."""
+    """Time of the pipes over that of the useful FLOPs at the peak, at least and at most.
+
+    Launches of such families do all FLOPs of their operator.
+    """
     traffic: float | None = None
     """Traffic with the memory over the minimum, at most; None where it has no bound."""
     part: float | None = None
@@ -55,6 +58,8 @@ class Family:
     """
     instructions: tuple[float, float] | None = None
     """Instructions for an element of the largest operand, at least and at most."""
+    of_thread: float = 40
+    """Further instructions of each thread at most: its place, or its part in a reduction."""
 
 
 # Functions of an element by the instructions that they take: a few, or one or two polynomials.
@@ -71,33 +76,40 @@ _TRANSCENDENTAL = (
 # Hopper's wgmma reaches the peak; mma.sync, as compiled for earlier GPUs, two thirds of it, and in
 # its shape for 8 elements deep half. Vector units issue loads and addresses beside multiply-adds.
 FAMILIES = (
+    # Exponentials and random numbers for dropout stand beside the two products, and the backward
+    # pass computes the scores once more.
+    Family(r"flash_(fwd|bwd|fprop|bprop)|sdpa_sm\d+|fmha_", (1.0, 4.2), 2.5),
+    # Fewer multiplications than the definition has; and what channels are padded to is unknown.
+    Family(r"winograd", (0.4, np.inf)),
+    Family(r"sm90\w*(fprop|dgrad|wgrad)", (1.0, np.inf), 3.0),
+    Family(r"(16816|sm80_xmma|tf32|1688)\w*(fprop|dgrad|wgrad)", (1.45, np.inf), 3.0),
+    Family(r"fprop|dgrad|wgrad|implicit_convolve", (1.0, np.inf), 3.0),
     Family(r"nvjet|sm90_xmma|cutlass.*sm90|wgmma.*gemm", (1.0, 1.3), 2.0),
     Family(r"16816|sm80_xmma\w*(bf16|f16|tf32)|ampere_\w*(bf16|fp16|h)\w*gemm", (1.45, 1.8), 2.0),
-    Family(r"_s?1688\w*(gemm|fprop|dgrad|wgrad)|_h?884", (1.9, 2.2), 2.0),
+    Family(r"_s?1688\w*gemm|_h?884", (1.9, 2.2), 2.0),
     Family(r"f32f32_f32f32_f32|sgemm|simt_s", (1.25, 2.0), 2.0),
     # Of the five tensors that attention's backward pass reads and the three that it writes, it
     # reads two, and clears the gradient of q in fp32.
     Family(r"dot_do_o", traffic=1.1, part=0.5, instructions=(0, 30)),
     # The gradient of q is read in fp32, and written.
     Family(r"convert_dq", traffic=1.1, part=0.375, instructions=(0, 30)),
-    # Exponentials and random numbers for dropout stand beside the two products, and the backward
-    # pass computes the scores once more.
-    Family(r"flash_(fwd|bwd|fprop|bprop)|sdpa_sm\d+|fmha_", (1.0, 4.2), 2.5),
     # The gradient and the input are read by both, the gradient of the input is written by one.
     Family(r"layer_norm_grad_input", traffic=1.2, part=1.0),
-    Family(r"GammaBetaBackward", traffic=1.2, part=0.67, instructions=(0, 25)),
-    Family(r"batch_norm_(collect_statistics|backward_reduce)", None, 1.3, 0.6, (0, 40)),
-    Family(r"batch_norm_(transform_input|backward_elemt)", None, 1.1, 1.0, (0, 40)),
+    Family(r"GammaBetaBackward", None, 1.2, 0.67, (0, 25), 250),
+    Family(r"batch_norm_collect_statistics_channels_last", None, 1.3, 0.5, (0, 45), 250),
+    Family(r"batch_norm_backward_reduce_channels_last", None, 1.3, 0.67, (0, 45), 250),
+    Family(r"batch_norm_\w+_channels_last", None, 1.1, 1.0, (0, 45)),
     # A mean and a variance in one pass: a division for each element.
-    Family(r"vectorized_layer_norm_kernel", None, 1.05, None, (45, 75)),
+    Family(r"vectorized_layer_norm_kernel", None, 1.05, None, (45, 75), 250),
     # Exponentials; a row that no cache holds is read for its maximum, its sum and the result.
     Family(r"softmax_warp_forward", None, 1.05, None, (30, 65)),
     Family(r"softmax_warp_backward", None, 1.05, None, (8, 25)),
-    Family(r"cunn_SoftMaxForward", None, 2.0, None, (14, 40)),
-    Family(r"cunn_SoftMaxBackward", None, 1.7, None, (10, 30)),
+    Family(r"cunn_SoftMaxForward(Reg|Smem)", None, 1.1, None, (14, 100), 250),
+    Family(r"cunn_SoftMaxForward", None, 2.0, None, (14, 40), 250),
+    Family(r"cunn_SoftMaxBackward", None, 1.7, None, (10, 30), 250),
     Family(r"fused_dropout_kernel", None, 1.05, None, (22, 45)),
     Family(r"CatArrayBatchedCopy", None, 1.1, None, (0, 100)),
-    Family(r"\breduce_kernel<", None, 1.1, None, (2, 25)),
+    Family(r"\breduce_kernel<", None, 1.1, None, (2, 25), 250),
     # Types are converted, one element at a time.
     Family(r"unrolled_elementwise_kernel", None, 1.1, None, (15, 60)),
     Family(rf"vectorized_elementwise_kernel.*({_SIMPLE})", None, 1.05, None, (0, 16)),
@@ -137,6 +149,12 @@ def fill_of(kernels: pd.DataFrame, device: Device) -> np.ndarray:
     return np.asarray(np.where((ctas > 0) & (threads > 0), fill, 1.0))
 
 
+def _threads(kernels: pd.DataFrame) -> np.ndarray:
+    """Return the threads of each launch, NaN where its grid or block is missing."""
+    number = _product(kernels["grid"]) * _product(kernels["block"])
+    return np.asarray(np.where(number > 0, number, np.nan))
+
+
 def _product(sizes: pd.Series[str]) -> np.ndarray:
     """Return how many CTAs or threads sizes such as '8,1,1' name, 0 where they are missing."""
     named = sizes.astype("category").cat
@@ -158,10 +176,14 @@ class Measured:
     """Whether the work is a lower bound, so that traffic may be any more."""
     arithmetic_ns: np.ndarray
     """Useful FLOPs of the operator at their peak."""
+    group: np.ndarray
+    """Rows with the same number are launches of one operator."""
     issue_ns: np.ndarray
     """Instructions of the operator as far as they were counted; 0 where they were not."""
     element_ns: np.ndarray
     """One instruction for each element of the largest operand."""
+    instruction_ns: float
+    """One instruction of one thread; NaN where the GPU's rate is unknown."""
 
 
 def find_busy_shares(kernels: pd.DataFrame, device: Device, told: Measured) -> BusyShares:
@@ -178,8 +200,10 @@ def find_busy_shares(kernels: pd.DataFrame, device: Device, told: Measured) -> B
     each = _of_family([f.instructions or (0, np.nan) for f in FAMILIES], (0, np.nan), family)
     most_traffic = _of_family([f.traffic or np.nan for f in FAMILIES], np.nan, family)
     most_ns = np.where(told.is_least, np.nan, memory_ns * most_traffic)
-    on_pipes = told.arithmetic_ns[:, None] * executed
+    on_pipes = _arithmetic_of(told, family)[:, None] * executed
     issued = told.element_ns[:, None] * each
+    of_thread = _of_family([f.of_thread for f in FAMILIES], np.nan, family)
+    issued[:, 1] += _threads(kernels) * of_thread * told.instruction_ns
     counted = told.issue_ns[:, None] * np.array([OWN_WORK, 1.5])
     sm_least = np.fmax(np.fmax(on_pipes, issued), counted)[:, 0] / time_ns
     # Arithmetic is among the instructions of an element.
@@ -194,6 +218,20 @@ def find_busy_shares(kernels: pd.DataFrame, device: Device, told: Measured) -> B
         sm_least=np.nan_to_num(sm_least),
         sm_most=_least_of(running, fill, sm_most),
     )
+
+
+def _arithmetic_of(told: Measured, family: np.ndarray) -> np.ndarray:
+    """Return the arithmetic of each row's operator as if the row's rate held all of its time.
+
+    Where launches of families with FLOPs are in the operator they do all of them: others convert
+    layouts or types, or add up partial results.
+    """
+    member, _ = pd.factorize(told.group)
+    does = np.array([f.executed is not None for f in FAMILIES] + [False])[family]
+    doing_ns = np.bincount(member, weights=told.own_ns * does)[member]
+    scale = told.time_ns / np.maximum(doing_ns, 1)
+    of_doing = np.where(does, told.arithmetic_ns * scale, np.nan)
+    return np.asarray(np.where(doing_ns > 0, of_doing, told.arithmetic_ns))
 
 
 def _of_family(values: list[object], other: object, family: np.ndarray) -> np.ndarray:

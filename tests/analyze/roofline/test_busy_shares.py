@@ -99,3 +99,19 @@ def test_what_a_family_does_at_least_is_at_most_what_it_does_at_most(family):
         assert bounds is None or bounds[0] <= bounds[1]
     assert family.traffic is None or family.traffic >= 1
     assert np.isfinite(family.part or 0)
+
+
+def test_the_launches_that_multiply_do_all_flops_of_their_operator():
+    gemm = {"name": "nvjet_sm90_tst_128x256_64x4_NNT", "duration_ns": 220_000}
+    layout = {"name": "void cudnn::nchwToNhwcKernel<float>", "duration_ns": 220_000}
+    both = [{"op_row": 0, **FULL, **kernel} for kernel in (gemm, layout)]
+    found = columns(measured(*both, ranges=[GEMM], device=HOPPER), "bound")
+    assert found == [("compute",), (None,)]
+
+
+def test_reductions_of_short_rows_may_issue_most_of_their_instructions_for_each_thread():
+    mean = {"name": "aten::sum", **recorded(tensor("bf16", 2048, 49), None)}
+    name = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>"
+    few = bound_of([mean], name=name, duration_ns=9_000, grid="264,1,1", block="128,1,1")
+    many = bound_of([mean], name=name, duration_ns=9_000, grid="2048,1,1", block="512,1,1")
+    assert (few, many) == ("latency", None)
