@@ -163,6 +163,16 @@ class Gpu:
 
 
 @dataclass(frozen=True)
+class LightPass:
+    """The steps recorded without operators, from which all times come, against the full pass."""
+
+    device_ns: int
+    """Durations of its activities, added up."""
+    full_device_ns: int
+    """Those of the same activities in the full pass, from which all names come."""
+
+
+@dataclass(frozen=True)
 class Recording:
     """How kprof itself recorded the run, and what that cost the workload."""
 
@@ -360,6 +370,8 @@ class Meta:
     counts: dict[str, int] = field(default_factory=dict)
     """The reader's counts of the file: events, nn_module_events, seq_ops, …"""
     recording: Recording | None = None
+    light: LightPass | None = None
+    """The light pass, whose steps the recorded ones then are; None: all is of the full pass."""
     compiled: tuple[CompiledCode, ...] = ()
     """The compiler's notes on the code that it generated."""
     graph_notes: tuple[NodeNote, ...] = ()

@@ -60,7 +60,8 @@ def recorders_of(raw: Path) -> dict[Path, dict[str, Any]]:
 
 def compress_parts(raw: Path) -> tuple[Path, ...]:
     """Compress the traces that the recorder wrote plainly, and return their folders."""
-    traces = [*raw.glob("rank*-pid*/window-*.json"), *raw.glob("rank*-pid*/graph-*.json")]
+    names = ("window", "light", "graph")
+    traces = [path for name in names for path in raw.glob(f"rank*-pid*/{name}-*.json")]
     for trace in sorted(traces):
         unfinished = trace.with_name(f".{trace.name}.gz")
         try:

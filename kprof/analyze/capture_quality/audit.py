@@ -288,6 +288,7 @@ BEATEN = (0.01, 0.1)
 SLOWED = (NOTICEABLE_SLOWDOWN, 0.2)
 OUTSIDE = (0.05, 0.3)
 APART = (0.1, 0.5)
+PASSES_APART = (0.01, 0.05)
 LONGER_FIRST = 0.05
 ENOUGH_STEPS = 3
 # A smaller share reads 0.0 %.
@@ -524,6 +525,23 @@ def _overhead(trace: Trace) -> Iterator[Check]:
     )
 
 
+def _passes(trace: Trace) -> Iterator[Check]:
+    """Grade how well the light pass, which all times are of, agrees with the full one."""
+    light = trace.meta.light
+    if light is None or not light.full_device_ns:
+        return
+    difference = light.device_ns / light.full_device_ns - 1
+    how = "longer" if difference >= 0 else "shorter"
+    yield from checked(
+        "Light pass",
+        graded(abs(difference), PASSES_APART),
+        "all times are of steps that were recorded without operators; their activities took "
+        f"{percent(abs(difference))} {how} in sum than in the full pass",
+        "names and work are of the full pass, in which the same activities took another time",
+        "warm up longer (--skip 50), or lock the clock: nvidia-smi --lock-gpu-clocks",
+    )
+
+
 def _steps(trace: Trace) -> Iterator[Check]:
     steps = find_steps(trace)
     if not steps:
@@ -601,6 +619,7 @@ CHECKS: tuple[Callable[[Trace], Iterator[Check]], ...] = (
     _work,
     _ceilings,
     _overhead,
+    _passes,
     _steps,
     check_throttling,
     check_clock,

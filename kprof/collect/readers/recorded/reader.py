@@ -23,11 +23,12 @@ from kprof.collect.readers.marks import is_own_step
 from kprof.collect.readers.ncu.join import with_counters
 from kprof.collect.readers.nsys import reader as nsys
 from kprof.collect.readers.recorded.compiled_code import add_notes
+from kprof.collect.readers.recorded.light_pass import PassesDifferError, SameStep, compared, joined
 from kprof.collect.readers.recorded.sampled_counters import with_samples
 from kprof.device import Device
 from kprof.errors import TraceError, counted
 from kprof.findings import DryRun
-from kprof.trace import Caveat, ProcessGroup, Recording, Trace, empty
+from kprof.trace import Caveat, LightPass, ProcessGroup, Recording, Trace, empty
 
 _WINDOW = re.compile(r"window-([0-9]{1,9})\.json(?:\.gz)?")
 
@@ -41,6 +42,7 @@ class Step(msgspec.Struct):
     start_ns: int
     end_ns: int
     recorded: bool = False
+    light: bool = False
     device_ns: int | float | None = None
 
 
@@ -105,11 +107,12 @@ def read(path: Path) -> Trace:
     """Read every process's window and the NVML samples of one run."""
     raw = _raw(path)
     launch = _decoded(raw / "launch.json", Launch)
-    num_without = 0
+    num_without, light = 0, None
     if (raw / EXPORT).is_file():
         traces, recorders = _of_nsight(raw)
     else:
-        traces, recorders, num_without = _with_device(*_of_torch(raw, path.name))
+        traces, recorders, light = _of_torch(raw, path.name)
+        traces, recorders, num_without = _with_device(traces, recorders)
     trace = merge(traces, path.name)
     told = (Caveat("recorder", text) for recorder in recorders for text in recorder.caveats)
     caveats = [*trace.meta.caveats, *told]
@@ -127,7 +130,8 @@ def read(path: Path) -> Trace:
             **_versions(recorders[0]),
             **_driver(raw / "nvml.jsonl"),
         },
-        recording=_recording(launch, recorders[0]),
+        recording=_recording(launch, recorders[0], light),
+        light=light,
         dry_run=_dry_run(raw),
         device=_ceilings(raw),
         caveats=tuple(dict.fromkeys(caveats)),
@@ -193,8 +197,8 @@ def _with_device(
     return [traces[i] for i in using], [recorders[i] for i in using], num_without
 
 
-def _of_torch(raw: Path, name: str) -> tuple[list[Trace], list[Recorder]]:
-    """Return the window of every process, as torch's profiler wrote it."""
+def _of_torch(raw: Path, name: str) -> tuple[list[Trace], list[Recorder], LightPass | None]:
+    """Return the window of every process, as torch's profiler wrote it, on its light pass."""
     windows, others = newest_windows(raw)
     if not windows:
         raise TraceError(
@@ -217,9 +221,62 @@ def _of_torch(raw: Path, name: str) -> tuple[list[Trace], list[Recorder]]:
             "Of several windows of a process one is analyzed. Left out, to be opened apart: "
             f"{', '.join(others)}.",
         )
-        meta = traces[0].meta
-        traces[0] = replace(traces[0], meta=replace(meta, caveats=(*meta.caveats, caveat)))
-    return traces, recorders
+        traces[0] = _with_caveat(traces[0], caveat)
+    try:
+        traces, light = _on_light_passes([part for part, _ in windows], traces, recorders)
+    except PassesDifferError as error:
+        told = f"All times are those of the full pass, for the light one differs: {error}."
+        traces[0], light = _with_caveat(traces[0], Caveat("light_pass_differs", told)), None
+    return traces, recorders, light
+
+
+def _with_caveat(trace: Trace, caveat: Caveat) -> Trace:
+    return replace(trace, meta=replace(trace.meta, caveats=(*trace.meta.caveats, caveat)))
+
+
+def _on_light_passes(
+    parts: list[Path], traces: list[Trace], recorders: list[Recorder]
+) -> tuple[list[Trace], LightPass | None]:
+    """Return the processes that used a GPU with the times of their light passes: all, or none.
+
+    Raises:
+        PassesDifferError: in one of them the steps of the light pass are others.
+    """
+    found, sums = list(traces), []
+    for place, (part, trace, recorder) in enumerate(zip(parts, traces, recorders, strict=True)):
+        if not len(trace.kernels):
+            continue
+        path = next(iter(sorted(part.glob("light-0.json*"))), None)
+        if path is None or not any(step.light for step in recorder.steps):
+            return traces, None
+        try:
+            light = kineto.read(path)
+        except TraceError as error:
+            raise PassesDifferError(error.problem) from None
+        sums.append(compared(trace, light))
+        found[place] = joined(trace, light, _steps_of_passes(trace, light, recorder))
+    device_ns, full_ns = (
+        sum(getattr(one, name) for one in sums) for name in ("device_ns", "full_device_ns")
+    )
+    return found, LightPass(device_ns, full_ns) if sums else None
+
+
+def _steps_of_passes(trace: Trace, light: Trace, recorder: Recorder) -> list[SameStep]:
+    """Return the steps of the full pass with those of the light one, in their order."""
+    wall_ns = light.meta.base_time_ns
+    full = [step.index for step in recorder.steps if step.recorded]
+    others = [step for step in recorder.steps if step.light]
+    if len(full) != len(others):
+        raise PassesDifferError(f"it has {len(others)} steps instead of {len(full)}")
+    marks = trace.ranges[is_own_step(trace.ranges)]
+    row_of = dict(zip(marks["name"].astype(str), marks.index, strict=True))
+    if wall_ns is None:
+        raise PassesDifferError("its trace does not tell its wall time")
+    return [
+        SameStep(row_of[str(one)], str(two.index), two.start_ns - wall_ns, two.end_ns - wall_ns)
+        for one, two in zip(full, others, strict=True)
+        if str(one) in row_of
+    ]
 
 
 def newest_windows(raw: Path) -> tuple[list[tuple[Path, Path]], list[str]]:
@@ -351,9 +408,10 @@ def _driver(path: Path) -> dict[str, str]:
     return {"driver": devices[0].driver} if devices and devices[0].driver else {}
 
 
-def _recording(launch: Launch, recorder: Recorder) -> Recording:
+def _recording(launch: Launch, recorder: Recorder, light: LightPass | None) -> Recording:
     """Return how the run was recorded; of several processes the first one's steps speak."""
-    recorded = [step for step in recorder.steps if step.recorded]
+    full = [step for step in recorder.steps if step.recorded]
+    recorded = [step for step in recorder.steps if step.light] if light else full
     reference = _reference_steps(recorder.steps, skip=recorder.skip or 0)
     on_device = all(any(s.device_ns is not None for s in steps) for steps in (recorded, reference))
     timed = [step for step in reference if on_device and step.device_ns is not None]
@@ -379,7 +437,7 @@ def _reference_steps(steps: list[Step], *, skip: int) -> list[Step]:
     ended before, those between the warm-up and the recording, without the last, which pays for
     its preparation.
     """
-    places = [place for place, step in enumerate(steps) if step.recorded]
+    places = [place for place, step in enumerate(steps) if step.recorded or step.light]
     if not places:
         return []
     before = steps[: max(places[0] - 1, 0)]
