@@ -56,6 +56,8 @@ class LaunchOptions:
     memory: bool = False
     shapes: bool = True
     counters: bool = False
+    light: bool = False
+    """Whether a light pass follows the window, which tells times that recording slows little."""
     seconds: float | None = None
     """The longest that a window may take; None: as long as its steps take."""
     nsys: bool = False
@@ -188,10 +190,11 @@ class WindowFollower:
             process.send_signal(signal.SIGKILL)
 
     def _is_checking(self) -> bool:
-        """Tell whether the dry run of a swap, in the step after the window, is to come."""
+        """Tell whether the dry run of a swap or the light pass, after the window, is to come."""
         recorders = recorders_of(self._raw)
         return any(
-            one["device_name"] and not (part / DRY_RUN).exists() for part, one in recorders.items()
+            one.get("is_light_pass_due") or (one["device_name"] and not (part / DRY_RUN).exists())
+            for part, one in recorders.items()
         )
 
 
@@ -293,6 +296,7 @@ def environment_for(
         tracer=NSIGHT if options.nsys else Settings.tracer,
         # Where every rank is started under a kprof of its own, each is the leader.
         leader=os.environ.get("LOCAL_RANK", Settings.leader),
+        light=options.light and trigger is None and not options.nsys,
         swap=options.swap,
         ranks=options.ranks,
     )

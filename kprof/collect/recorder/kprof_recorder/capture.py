@@ -14,6 +14,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -181,12 +182,9 @@ class Capture:
 
     def __init__(self, settings: Settings) -> None:
         self.has_cuda = torch.cuda.is_initialized()
-        activities = [ProfilerActivity.CPU]
-        if self.has_cuda:
-            activities.append(ProfilerActivity.CUDA)
         of_all = of_all_threads(memory=settings.memory)
         self._profile = profile(
-            activities=activities,
+            activities=self._activities(),
             record_shapes=settings.shapes,
             with_stack=settings.stacks,
             profile_memory=settings.memory,
@@ -197,6 +195,10 @@ class Capture:
         self._thread: int | None = None
         self._is_prepared = False
         self.is_running = False
+
+    def _activities(self) -> list[ProfilerActivity]:
+        """Return what is recorded."""
+        return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.has_cuda else [])]
 
     def prepare(self) -> None:
         """Do what is slow about starting, which disturbs the step under way."""
@@ -295,6 +297,16 @@ class Capture:
                 history.write(path.parent)
         # The trace's memory is the workload's again.
         self._profile = None
+
+
+class LightCapture(Capture):
+    """A pass over steps that slows them little: the device's activities and the calls into CUDA."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(replace(settings, shapes=False, stacks=False, memory=False))
+
+    def _activities(self) -> list[ProfilerActivity]:
+        return [ProfilerActivity.CUDA]
 
 
 class Ahead:

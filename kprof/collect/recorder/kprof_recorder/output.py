@@ -24,7 +24,7 @@ from .ranks import (
     started_by,
     world_size,
 )
-from .recorder import Recorder, Recording
+from .recorder import LightStage, Recorder, Recording
 from .settings import NSIGHT
 from .step_counter import Rule
 
@@ -115,6 +115,11 @@ class Outcome:
         """The trace of this process."""
         return self.folder / "window-0.json"
 
+    @property
+    def light_pass(self) -> Path:
+        """The trace of the light pass."""
+        return self.folder / "light-0.json"
+
     def announce(self) -> None:
         """Say that the process has begun its work, in case it never comes to its end."""
         is_nsight = self.recorder.settings.tracer == NSIGHT
@@ -130,6 +135,7 @@ class Outcome:
         """Write the trace of `recording` in place of any earlier one, then say what it is."""
         self.note_rank()
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.light_pass.unlink(missing_ok=True)
         try:
             recording.capture.export(self.window)
         except PROFILER_ERRORS as error:
@@ -141,6 +147,14 @@ class Outcome:
             self.notes.write(self.folder)
             self.graphs.write(self.folder)
         self.window_ns = [*self.window_ns[:1], time.time_ns()]
+        self.describe(problems=self.recorder.problems)
+
+    def export_light_pass(self, recording: Recording) -> None:
+        """Write the trace of the light pass beside the window's."""
+        try:
+            recording.capture.export(self.light_pass)
+        except PROFILER_ERRORS:
+            self.recorder.light_steps = []
         self.describe(problems=self.recorder.problems)
 
     def note_count(self) -> None:
@@ -226,6 +240,7 @@ class Outcome:
             "num_steps_seen": counter.num_counted,
             "is_count_final": self.is_count_final,
             "steps": self._steps(recorded),
+            "is_light_pass_due": self.recorder.light_stage is not LightStage.NONE,
             "skip": self.warm_up,
             "window": [recorded[0], recorded[-1]] if recorded else None,
             "optimizer": counter.leader.name if counter.rule is Rule.OPTIMIZER else None,
@@ -245,6 +260,7 @@ class Outcome:
                 "start_ns": step.start_ns,
                 "end_ns": step.end_ns,
                 "recorded": step.index in recorded,
+                **({"light": True} if step.index in self.recorder.light_steps else {}),
                 **({"device_ns": device_ns[step.index]} if step.index in device_ns else {}),
             }
             for step in self.recorder.counter.steps

@@ -20,6 +20,7 @@ from .capture import (
     PROFILER_ERRORS,
     Ahead,
     Capture,
+    LightCapture,
     Others,
     can_start,
     is_capturing_a_graph,
@@ -61,6 +62,16 @@ class Stage(Enum):
     DONE = "after the window"
 
 
+class LightStage(Enum):
+    """Where the light pass is, which comes after the window."""
+
+    NONE = "there is none to come"
+    DUE = "to be prepared when the step under way ends"
+    PREPARED = "prepared, and to begin when the step under way has ended"
+    READY = "to begin with the next step"
+    RUNNING = "under way"
+
+
 @dataclass
 class Recording:
     """A capture and the steps in it."""
@@ -70,6 +81,8 @@ class Recording:
     start_ns: int
     is_window: bool = True
     is_block: bool = False
+    is_light: bool = False
+    """Whether it is the light pass, which holds no ranges."""
     steps: list[int] = field(default_factory=list)
     num_module_calls: int = 0
     caveats: list[str] = field(default_factory=list)
@@ -82,7 +95,8 @@ class Recording:
         left in a thread that it does hear.
         """
         if self.capture.can_be_stopped_here:
-            self._step_range = Range(f"{STEP}{index}")
+            name = f"{STEP}{index}"
+            self._step_range = contextlib.nullcontext() if self.is_light else Range(name)
             self._step_range.__enter__()
 
     def end_step(self, index: int, *, is_completed: bool) -> None:
@@ -107,7 +121,8 @@ class Recording:
         if self.is_block:
             return False
         few = max(1, min(EARLY_STEPS, self.settings.skip - 1))
-        return len(self.steps) >= (self.settings.steps if self.is_window else few)
+        is_short = not self.is_window and not self.is_light
+        return len(self.steps) >= (few if is_short else self.settings.steps)
 
     def find_overrun(self, now_ns: int) -> str | None:
         """Return why the recording has to end here and now, or None while it may go on."""
@@ -260,18 +275,22 @@ class Recorder(Follower):
         self.on_activity: Callable[[], None] = lambda: None
         self.on_window: Callable[[Recording], None] = lambda recording: None
         self.on_finished: Callable[[Recording], None] = lambda recording: None
+        self.on_light: Callable[[Recording], None] = lambda recording: None
         self.on_elsewhere: Callable[[], None] = lambda: None
         self.on_own_steps: Callable[[], None] = lambda: None
         self.on_next_end: Callable[[], None] = lambda: None
         self._is_block = self._waits_for_cuda = self._has_tried_again = False
         self.ahead = Ahead(new_window)
+        self.light = Ahead(LightCapture)
+        self.light_stage = LightStage.NONE
+        self.light_steps: list[int] = []
         history.find_models = self.models.describe.alive
         self._open_step: int | None = None
 
     @property
     def is_capturing(self) -> bool:
         """Whether ranges reach a trace now."""
-        return self.running is not None
+        return self.running is not None and not self.running.is_light
 
     @property
     def is_counting(self) -> bool:
@@ -321,6 +340,7 @@ class Recorder(Follower):
     def make_way(self) -> None:
         """Stop recording, because the workload starts torch's profiler itself."""
         self.ahead.cancel()
+        self.light.cancel()
         if not self._can_stop_here():
             raise RuntimeError("another thread has started the recording and cannot be asked")
         if self.stage is Stage.WINDOW and self.running is not None and not self.running.steps:
@@ -339,6 +359,7 @@ class Recorder(Follower):
         self.device_clock = DeviceClock()
         self.stage = Stage.WAITING
         self.kept = self._open_step = None
+        self._forget_light_pass()
 
     @softly
     def rest(self) -> None:
@@ -372,8 +393,14 @@ class Recorder(Follower):
         recording.leave_step()
         self.running = None
         self.on_change()
+        if recording.is_light:
+            self._end_light_pass(recording)
+            return
+        if recording.is_window and self._wants_light_pass(recording):
+            self.light_stage = LightStage.DUE
+        is_last = recording.is_window and not self._is_block
         try:
-            recording.capture.stop(is_last=recording.is_window and not self._is_block)
+            recording.capture.stop(is_last=is_last and self.light_stage is LightStage.NONE)
         except RuntimeError as error:
             if self._has_tried_again or self._is_block or self.settings.trigger is not None:
                 raise
@@ -381,6 +408,10 @@ class Recorder(Follower):
             self.problems.append(f"The first recording was lost ({error}), so there was another.")
             self.stage = Stage.WAITING
             return
+        self._keep(recording)
+
+    def _keep(self, recording: Recording) -> None:
+        """Keep what was recorded, and go on to the next stage."""
         if recording.steps or self.kept is None:
             self.kept = recording
         if recording.is_window:
@@ -390,6 +421,43 @@ class Recorder(Follower):
         elif self.stage is Stage.EARLY:
             self.stage = Stage.WAITING
         self.on_change()
+
+    def _wants_light_pass(self, window: Recording) -> bool:
+        is_whole = window.has_all_steps and not window.caveats
+        return self.settings.light and window.capture.has_cuda and is_whole
+
+    def _follow_light_pass(self) -> None:
+        """Prepare it after the step that a dry run may take, a step before it begins."""
+        if self.light_stage is LightStage.DUE:
+            self.light.prepare(self.settings)
+            self.light_stage = LightStage.PREPARED
+        elif self.light_stage is LightStage.PREPARED:
+            self.light_stage = LightStage.READY
+
+    def _start_light_pass(self) -> None:
+        self.light_stage = LightStage.NONE
+        capture = self.light.take(self.settings)
+        if not can_start():
+            return
+        capture.start()
+        self.light_stage = LightStage.RUNNING
+        self.running = Recording(capture, self.settings, now(), is_window=False, is_light=True)
+        self.on_change()
+
+    def _end_light_pass(self, recording: Recording) -> None:
+        """Stop it, and keep it if it is whole."""
+        self.light_stage = LightStage.NONE
+        try:
+            recording.capture.stop(is_last=True)
+        except RuntimeError:
+            return
+        if recording.has_all_steps and not recording.capture.is_cut_short:
+            self.light_steps = recording.steps
+            self.on_light(recording)
+
+    def _forget_light_pass(self) -> None:
+        self.light.cancel()
+        self.light_stage, self.light_steps = LightStage.NONE, []
 
     def give_up(self, reason: str) -> None:
         """Record nothing more; the workload goes on without the recorder."""
@@ -454,6 +522,7 @@ class Recorder(Follower):
     def _step_has_ended(self, index: int, is_completed: bool) -> None:
         if self.stage is Stage.DONE:
             self.on_next_end()
+            self._follow_light_pass()
         if self.running is not None:
             self.running.end_step(index, is_completed=is_completed)
             if index in self.running.steps:
@@ -473,6 +542,8 @@ class Recorder(Follower):
         is_warm = self.counter.num_counted >= self.settings.skip
         if self.stage in (Stage.EARLY, Stage.WAITING) and self.counter.rule and is_warm:
             self._open_window()
+        if self.light_stage is LightStage.READY:
+            self._start_light_pass()
         if self.running is not None:
             self.running.begin_step(index)
 
@@ -510,6 +581,7 @@ class Recorder(Follower):
         if is_capturing_a_graph() or not self._can_stop_here():
             return
         self.ahead.cancel()
+        self._forget_light_pass()
         if self.running is not None:
             self.running.leave_step()
             running, self.running = self.running, None

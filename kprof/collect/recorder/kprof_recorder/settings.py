@@ -28,6 +28,8 @@ class Settings:
     counters: bool = False
     stacks: bool = False
     memory: bool = False
+    light: bool = False
+    """Whether a light pass follows the window: of the device's activities and calls into CUDA."""
     seconds: float | None = None
     trigger: Path | None = None
     tracer: str = "torch"
@@ -60,6 +62,7 @@ class Settings:
             stacks=environment.get("KPROF_STACKS", "0") == "1",
             memory=environment.get("KPROF_MEMORY", "0") == "1",
             counters=environment.get("KPROF_COUNTERS", "0") == "1",
+            light=environment.get("KPROF_LIGHT", "0") == "1",
             seconds=float(environment["KPROF_SECONDS"]) if "KPROF_SECONDS" in environment else None,
             trigger=Path(environment["KPROF_TRIGGER"]) if "KPROF_TRIGGER" in environment else None,
             tracer=environment.get("KPROF_TRACER", cls.tracer),
@@ -84,6 +87,7 @@ class Settings:
             "KPROF_STACKS": str(int(self.stacks)),
             "KPROF_MEMORY": str(int(self.memory)),
             "KPROF_COUNTERS": str(int(self.counters)),
+            "KPROF_LIGHT": str(int(self.light)),
             "KPROF_TRACER": self.tracer,
             "KPROF_LEADER": self.leader,
         }

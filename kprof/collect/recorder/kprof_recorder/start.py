@@ -164,6 +164,7 @@ class Session:
         )
         self.recorder.on_activity = self.begin
         self.recorder.on_window, self.recorder.on_finished = self.window_opens, self.window_ends
+        self.recorder.on_light = self.outcome.export_light_pass
         settings = self.recorder.settings
         if settings.swap:
             self.swapping = Swapping(settings.swap, settings.raw.parent, self.recorder.problems)
