@@ -1,5 +1,8 @@
 """The light pass of the recorder: over the steps that come after its window."""
 
+import gzip
+import json
+
 import pytest
 
 pytest.importorskip("torch")
@@ -7,6 +10,7 @@ pytest.importorskip("torch")
 from kprof.collect.recorder.kprof_recorder import recorder
 from kprof.collect.recorder.kprof_recorder.settings import Settings
 from kprof.collect.recorder.kprof_recorder.step_counter import Source
+from tests.recorded import MODEL, record
 
 ADAM = Source("adam", "Adam", 100)
 
@@ -134,3 +138,28 @@ def test_training_after_evaluation_has_a_light_pass_of_its_own(made, log):
     train(one, log, 12)
     assert one.counter.leader == ADAM
     assert one.light_steps[0] > one.kept.steps[-1]
+
+
+@pytest.mark.slow
+def test_the_trace_of_the_light_pass_lies_beside_the_windows_and_holds_no_ranges(tmp_path):
+    # Without a GPU, torch records the operators in its place.
+    script = """
+from kprof_recorder.capture import Capture, LightCapture
+Capture.has_cuda = property(lambda self: True, lambda self, value: None)
+LightCapture._activities = lambda self: [torch.profiler.ProfilerActivity.CPU]
+optimizer = SGD(model.parameters(), lr=0.1)
+for _ in range(15):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+"""
+    run = record(tmp_path, MODEL + script, skip=2, steps=3, light=True)
+    (path,) = run.result.raw.glob("rank0-pid*/light-0.json.gz")
+    with gzip.open(path) as file:
+        names = [event.get("name", "") for event in json.load(file)["traceEvents"]]
+    light = [step["index"] for step in run.description["steps"] if step.get("light")]
+    assert len(light) == len(run.recorded_steps()) == 3
+    assert light[0] == run.recorded_steps()[-1] + 3
+    assert names.count("aten::linear") == 6
+    assert not [name for name in names if name.startswith("kprof.")]
+    assert run.description["is_light_pass_due"] is False
+    assert run.result.messages == ()
