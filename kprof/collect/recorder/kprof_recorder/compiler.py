@@ -21,12 +21,8 @@ def _callback() -> object:
     return callback
 
 
-_get_callback: Callable[[], object] = getattr(_frames, "get_eval_frame_callback", _callback)
-
-
-def is_compiler_watching() -> bool:
-    """Whether the frames called from here are compiled, so that nothing else may run here."""
-    return callable(_get_callback())
+# Callable while the frames called from here are compiled, so that nothing else may run here.
+get_compiler: Callable[[], object] = getattr(_frames, "get_eval_frame_callback", _callback)
 
 
 def num_compiled() -> int:

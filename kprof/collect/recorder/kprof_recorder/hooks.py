@@ -19,9 +19,9 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from .compiler import is_compiler_watching, is_plain, replace, subclasses
+from .compiler import get_compiler, is_plain, replace, subclasses
 from .memory import history
-from .named_ranges import PHASE, Known, Range
+from .named_ranges import PHASE, Known, Range, call_in_range
 from .native import get_ident
 from .recorder import Listener
 from .step_counter import REPLAY, Source
@@ -155,7 +155,7 @@ class Hooks:
             if is_compiling():
                 return original(self, *args, **kwargs)
             on_call = hooks.on_call
-            if on_call is None or is_compiler_watching():
+            if on_call is None or callable(get_compiler()):
                 return original(self, *args, **kwargs)
             return on_call(original, self, args, kwargs)
 
@@ -208,8 +208,7 @@ class Hooks:
         name = self.recorder.models.range_names.get(id(module)) or self.asking.range_name(module)
         if name is None:
             return call(module, *args, **kwargs)
-        with Range(name):
-            return call(module, *args, **kwargs)
+        return call_in_range(name, call, module, args, kwargs)
 
     # Whole generations and replays of graphs.
 

@@ -66,6 +66,9 @@ WRAPPED = re.compile(r"(^|\.)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapp
 LISTENERS = ("NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
 
 
+_RecordFunctionFast = torch._C._profiler._RecordFunctionFast
+
+
 class TorchRange:
     """A range in torch's trace, open inside `with`.
 
@@ -80,7 +83,7 @@ class TorchRange:
     left_open: ClassVar[list[object]] = []
 
     def __init__(self, name: str) -> None:
-        self._function = torch._C._profiler._RecordFunctionFast(name)
+        self._function = _RecordFunctionFast(name)
 
     def __enter__(self) -> None:
         self._num_changes = TorchRange.num_changes
@@ -127,7 +130,7 @@ class PlainNvtxRange:
         torch.cuda.nvtx.range_pop()
 
 
-def range_type(environment: Mapping[str, str]) -> Any:  # noqa: ANN401 - torch's own has no type
+def range_type(environment: Mapping[str, str]) -> Any:
     """Return what opens a named range inside `with`, wherever this process is listened to."""
     if environment.get("KPROF_TRACER") == NSIGHT and _has_nvtx():
         return PlainNvtxRange
@@ -140,6 +143,35 @@ def _has_nvtx() -> bool:
 
 
 Range = range_type(os.environ)
+
+
+# ruff: noqa: ANN401 - the workload's own call passes through, with arguments of any type.
+
+
+def _call_in_torch_range(
+    name: str, call: Callable[..., Any], module: Module, args: Any, kwargs: Any
+) -> Any:
+    """Call a module as within `TorchRange`, in one frame: this is done for every module's call."""
+    num_changes = TorchRange.num_changes
+    function = _RecordFunctionFast(name)
+    function.__enter__()
+    try:
+        return call(module, *args, **kwargs)
+    finally:
+        if num_changes == TorchRange.num_changes:
+            function.__exit__(None, None, None)
+        else:
+            TorchRange.left_open.append(function)
+
+
+def _call_in_range(
+    name: str, call: Callable[..., Any], module: Module, args: Any, kwargs: Any
+) -> Any:
+    with Range(name):
+        return call(module, *args, **kwargs)
+
+
+call_in_range = _call_in_torch_range if Range is TorchRange else _call_in_range
 
 
 @dataclass(frozen=True)
