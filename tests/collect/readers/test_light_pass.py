@@ -129,11 +129,34 @@ def test_a_wait_of_the_host_takes_as_long_as_in_the_light_pass():
     assert both.ranges["duration_ns"].tolist() == [2, 90]
 
 
+def test_a_thread_that_has_another_name_is_known_by_its_launches():
+    full = trace_of(
+        {"correlation": 1, "start_ns": 20},
+        ranges=(call(1, 10), call(3, 30, 5, name="cudaStreamSynchronize")),
+    )
+    light = trace_of(
+        {"correlation": 1, "start_ns": 20},
+        ranges=(
+            call(1, 10, thread=140_000),
+            call(2, 14, 90, name="cudaStreamSynchronize", thread=140_000),
+        ),
+    )
+    both = joined(full, light)
+    assert both.ranges["duration_ns"].tolist() == [2, 90]
+    assert both.ranges["thread"].tolist() == [1, 1]
+
+
+def test_without_a_call_that_is_in_both_passes_nothing_is_joined():
+    with pytest.raises(PassesDifferError):
+        joined(trace_of({"correlation": 1}, ranges=(call(1, 0),)), trace_of({"correlation": 1}))
+
+
 def test_streams_whose_launches_interleave_in_another_way_are_paired_by_stream():
     def side_by_side(first, second):
         return trace_of(
             {"name": "a", "stream": 7, "correlation": first, "start_ns": first},
             {"name": "b", "stream": 8, "correlation": second, "start_ns": second},
+            ranges=(call(1, 1, 0), call(2, 2, 0)),
         )
 
     both = joined(side_by_side(1, 2), side_by_side(2, 1))
@@ -141,8 +164,8 @@ def test_streams_whose_launches_interleave_in_another_way_are_paired_by_stream()
 
 
 def test_a_stream_with_another_number_is_paired_by_the_order_of_launches():
-    full = trace_of({"stream": 7, "correlation": 1, "start_ns": 5})
-    light = trace_of({"stream": 9, "correlation": 1, "start_ns": 3})
+    full = trace_of({"stream": 7, "correlation": 1, "start_ns": 5}, ranges=(call(1, 1),))
+    light = trace_of({"stream": 9, "correlation": 1, "start_ns": 3}, ranges=(call(1, 1),))
     both = joined(full, light)
     assert both.kernels["start_ns"].tolist() == [3]
     assert both.kernels["stream"].tolist() == [7]

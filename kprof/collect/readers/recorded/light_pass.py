@@ -181,9 +181,23 @@ def _calls(full: Trace, light: Trace, pairs: Pairs) -> list[tuple[Interval, Inte
     """
     keys = ["thread", "launch", "place", "name"]
     one, two = (_placed(trace, rows) for trace, rows in ((full, pairs.full), (light, pairs.light)))
+    threads = _threads(one, two)
+    one = one.assign(thread=[threads.get(thread, thread) for thread in one["thread"].tolist()])
     both = one.merge(two, on=keys, suffixes=("", "_light"))
     columns = (both[name].tolist() for name in ("start", "end", "start_light", "end_light"))
     return [((a, b), (c, d)) for a, b, c, d in zip(*columns, strict=True)]
+
+
+def _threads(full: pd.DataFrame, light: pd.DataFrame) -> dict[int, int]:
+    """Return what the light pass calls each thread that launches: its profiler may know no names.
+
+    The thread that made most of the same launches.
+    """
+    is_launch = (table["place"] == 0 for table in (full, light))
+    one, two = (t[["launch", "thread"]][m] for t, m in zip((full, light), is_launch, strict=True))
+    both = one[one["launch"] >= 0].merge(two, on="launch", suffixes=("", "_light"))
+    counts = both.groupby(["thread", "thread_light"]).size().sort_values()
+    return dict(counts.index.tolist())
 
 
 def _placed(trace: Trace, rows: NDArray[np.intp]) -> pd.DataFrame:
@@ -212,6 +226,8 @@ def _placed(trace: Trace, rows: NDArray[np.intp]) -> pd.DataFrame:
 def _moved(pairs: Sequence[tuple[Interval, Interval]]) -> Moved:
     """Return the increasing function that keeps to as many of the pairs of intervals as can be."""
     points = sorted({(one[edge], two[edge]) for one, two in pairs for edge in (0, 1)})
+    if not points:
+        raise PassesDifferError("it holds no call into CUDA that the full one holds")
     kept = [points[place] for place in _longest_increasing([moved for _, moved in points])]
     known = dict(reversed(kept))
     times = sorted(known)
