@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch.profiler import record_function  # noqa: E402
 
-from kprof.collect.recorder.kprof_recorder import ending  # noqa: E402
+from kprof.collect.recorder.kprof_recorder import ending, quiet  # noqa: E402
 from kprof.collect.recorder.kprof_recorder.capture import (  # noqa: E402
     Capture,
     Others,
@@ -65,6 +65,15 @@ def test_the_workloads_own_c_code_warns_as_ever_after_the_recorders_work():
     Asked.apply(torch.ones(2), answers)
     assert answers[0] == answers[1]
     assert answers[0] not in (None, log)
+
+
+def test_a_level_that_kineto_takes_from_its_environment_meanwhile_stays():
+    level = quiet.Level("no such variable", quiet.NOTHING)
+    level._variable.value = 0
+    level.lower()
+    level._variable.value = 99
+    level.restore()
+    assert level._variable.value == 99
 
 
 @pytest.fixture

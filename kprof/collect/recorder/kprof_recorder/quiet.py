@@ -19,8 +19,9 @@ from typing import Any
 
 import torch
 
-# Above every level at which Kineto speaks.
-NOTHING = 99
+# Above every level at which Kineto speaks, and none that anybody asks for: Kineto reads its
+# environment when it is used for the first time, and that level is to stay.
+NOTHING = 9_999
 # torch's own: only what ends the process.
 FATAL = 3
 TORCH_LOG = "FLAGS_caffe2_log_level"
