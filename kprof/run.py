@@ -210,6 +210,8 @@ def launch_options(options: RunOptions, command: tuple[str, ...], folder: Path) 
         stacks=options.stacks,
         memory=options.memory,
         counters=options.counters,
+        # Samples of counters have the times of the window that they were taken in.
+        light=not options.counters,
         shapes=options.shapes,
         seconds=options.seconds,
         nsys=options.nsys,

@@ -35,7 +35,8 @@ from kprof.errors import LaunchError, counted
 
 RECORDER = Path(__file__).parent / "recorder"
 LOOK_S = 0.05
-# After the window: for the dry run in the next step, and for a workload that was asked to end.
+# After the window: for the dry run in the next step and the light pass behind it, and for a
+# workload that was asked to end.
 LONGEST_CHECK_S = 5.0
 PATIENCE_S = 10.0
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -94,6 +95,16 @@ def test_the_environment_keeps_what_the_caller_set(tmp_path, monkeypatch):
     assert environment["PYTHONPATH"] == f"{RECORDER}{os.pathsep}/my/code"
     assert (environment["KPROF_SKIP"], environment["KPROF_STEPS"]) == ("2", "4")
     assert (environment["KPROF_STACKS"], environment["KPROF_SHAPES"]) == ("1", "1")
+
+
+@pytest.mark.parametrize(
+    ("nsys", "trigger", "light"), [(False, None, "1"), (True, None, "0"), (False, Path("x"), "0")]
+)
+def test_only_a_window_of_torchs_profiler_that_opens_once_has_a_light_pass(
+    tmp_path, nsys, trigger, light
+):
+    options = LaunchOptions(("true",), tmp_path, light=True, nsys=nsys)
+    assert environment_for(options, tmp_path, trigger)["KPROF_LIGHT"] == light
 
 
 def without_nvml(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import kprof.opened
 from kprof.collect.launch import LaunchResult
 from kprof.errors import LaunchError
-from kprof.run import RunOptions, command_of, name_of, report_on, run
+from kprof.run import RunOptions, command_of, launch_options, name_of, report_on, run
 from kprof.storage import make_folder, remove_empty
 
 
@@ -131,3 +131,11 @@ def test_a_program_that_there_is_not_leaves_no_folder(tmp_path, monkeypatch):
     with pytest.raises(LaunchError, match=r"^no_such_program: "):
         run(RunOptions(("no_such_program",), "command"))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("counters", "light"), [(False, True), (True, False)])
+def test_a_light_pass_is_asked_for_where_no_counters_have_the_windows_times(
+    tmp_path, counters, light
+):
+    options = RunOptions(("train.py",), counters=counters)
+    assert launch_options(options, ("python", "train.py"), tmp_path).light is light
