@@ -29,7 +29,10 @@ SOURCES = (
 # The installed program, as users have it, not this working tree.
 KPROF = shutil.which("kprof") or str(Path(sys.executable).parent / "kprof")
 SKIP, STEPS = 10, 6
-REACH_UNRECORDED, REACH_RECORDED = 0.01, 0.10
+# Steps before the light pass, which has as many as the window, and before all is over.
+LIGHT = SKIP + STEPS + 2
+OVER = LIGHT + STEPS
+REACH_UNRECORDED, REACH_RECORDED, REACH_LIGHT = 0.01, 0.10, 0.02
 
 
 def step_times(prefix, workload, folder):
@@ -41,25 +44,29 @@ def step_times(prefix, workload, folder):
 
 
 def parts_of(steps):
-    """Return recorded steps without the first, and unrecorded ones clear of the recording."""
-    return steps[SKIP + 1 : SKIP + STEPS], steps[SKIP + STEPS + 3 :]
+    """Return recorded steps, those of the light pass, and unrecorded ones clear of both.
+
+    Of each pass without the first and the last, which holds its end.
+    """
+    return steps[SKIP + 1 : SKIP + STEPS - 1], steps[LIGHT + 1 : OVER - 1], steps[OVER + 3 :]
 
 
 def measure(workload, pairs, folder):
-    """Return step times: without kprof, unrecorded under it, recorded, and each run's stalls."""
-    plain, unrecorded, recorded, stalls = [], [], [], []
+    """Return step times: without kprof, unrecorded under it, of both passes; and runs' stalls."""
+    plain, unrecorded, recorded, light, stalls = [], [], [], [], []
     window = ["--skip", str(SKIP), "--steps", str(STEPS)]
     recorder = [KPROF, "run", *window, "--force", "--out", str(folder / "x.kprof")]
     for _ in range(pairs):
-        plain += parts_of(step_times([sys.executable], workload, folder))[1]
+        plain += parts_of(step_times([sys.executable], workload, folder))[-1]
         steps = step_times(recorder, workload, folder)
-        mine, after = parts_of(steps)
+        mine, lightly, after = parts_of(steps)
         recorded += mine
+        light += lightly
         unrecorded += after
-        edges = (SKIP - 1, SKIP, *range(SKIP + STEPS, SKIP + STEPS + 3))
+        edges = (SKIP - 1, SKIP, *range(SKIP + STEPS - 1, LIGHT + 1), *range(OVER - 1, OVER + 3))
         usual = statistics.median(after)
         stalls.append(sum(steps[edge] - usual for edge in edges))
-    return plain, unrecorded, recorded, stalls
+    return plain, unrecorded, recorded, light, stalls
 
 
 def spread(times):
@@ -68,7 +75,7 @@ def spread(times):
     return (high - low) / middle
 
 
-def rows_of(plain, unrecorded, recorded, stalls):
+def rows_of(plain, unrecorded, recorded, light, stalls):
     """Return the rows of the result."""
     base = statistics.median(plain)
 
@@ -82,6 +89,7 @@ def rows_of(plain, unrecorded, recorded, stalls):
         slower("recorded step", recorded, REACH_RECORDED),
         row("stalls at the edges of the recording", statistics.median(stalls), "ms", "lower"),
         row("spread of steps without kprof", spread(plain), "IQR over median", "lower"),
+        slower("step of the light pass", light, REACH_LIGHT),
     ]
 
 
