@@ -11,6 +11,7 @@ import pytest
 
 import kprof
 from kprof import api
+from kprof.analyze.attribution.ledger import balance
 from kprof.analyze.passes import analyze
 from kprof.comparison import Claim, Comparison, Interval, Metric, Plan
 from kprof.errors import KprofError, LaunchError
