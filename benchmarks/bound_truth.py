@@ -32,8 +32,9 @@ from evidence import RESULTS, describe_gpu, measured_by, row, write_evidence
 
 import kprof
 from kprof.analyze.roofline.agreement import as_recorded, is_borderline, traffic_ratio
-from kprof.analyze.roofline.bound import BOUNDS, bound_by_counters
+from kprof.analyze.roofline.bound import BOUNDS, bound_by_counters, kept_bytes
 from kprof.analyze.roofline.hardware_counters import counted_bytes, counted_shares
+from kprof.analyze.roofline.launch_work import find_row_work
 from kprof.device import find_device
 
 WORKLOAD = Path(__file__).resolve().parent / "workloads" / "drawn" / "loop.py"
@@ -88,8 +89,15 @@ def counted_launches(trace):
     case = cases_of(trace)
     words = case.str.split(":", n=3, expand=True).reindex(columns=range(4))
     kernels = trace.kernels.assign(case=case, seed=words[1], part=words[2])
+    kernels["kept_bytes"] = kept_of(trace)
     kernels = kernels[(bound_by_counters(kernels) >= 0) & case.notna()]
     return kernels.sort_values("start_ns", kind="stable")
+
+
+def kept_of(trace):
+    """Return how much of what each launch wrote its GPU's cache still held at its end."""
+    device, work = trace.meta.device, find_row_work(trace)
+    return kept_bytes(device, work.written, np.maximum(work.bytes, 0)) if device else 0
 
 
 def cases_of(trace):
@@ -162,19 +170,21 @@ def about_bytes(traces, launches):
     """Return how far counted traffic is from the work's bytes, beyond the cache."""
     cache = max((find_device(t.gpus[0].name).cache_bytes or 0 for t in traces if t.gpus), default=0)
     is_large = counted_bytes(launches) > cache
-    apart = np.abs(1 / launches["ratio"].to_numpy(np.float64)[is_large] - 1)
-    known = apart[np.isfinite(apart)]
-    median, p90 = np.quantile(known, (0.5, 0.9)) if len(known) else (None, None)
-    of = {"launches": len(known), "without_bytes": int((~np.isfinite(apart)).sum())}
-    return [
-        _bytes_apart("median", median, BYTES_MEDIAN, **of),
-        _bytes_apart("90th percentile", p90, BYTES_P90),
-    ]
-
-
-def _bytes_apart(which, value, reach, **more):
-    value = None if value is None else float(value)
-    return row(f"bytes off the counters, {which}", value, "share", "lower", reach, **more)
+    large = launches[is_large]
+    least = large["bytes"].to_numpy(np.float64, na_value=np.nan)
+    kept = large["kept_bytes"].to_numpy(np.float64)
+    compulsory = ("compulsory bytes", least, None, None)
+    expected = ("bytes less what the cache keeps", least - kept, BYTES_MEDIAN, BYTES_P90)
+    rows = []
+    for name, num_bytes, *reaches in (compulsory, expected):
+        apart = np.abs(num_bytes / counted_bytes(large) - 1)
+        known = apart[~np.isnan(apart)]
+        found = np.quantile(known, (0.5, 0.9)).tolist() if len(known) else (None, None)
+        of = {"launches": len(known), "without_bytes": len(large) - len(known)}
+        for which, value, reach in zip(("median", "90th percentile"), found, reaches, strict=True):
+            about = f"{name} off the counters, {which}"
+            rows.append(row(about, value, "share", "lower", reach, **of))
+    return rows
 
 
 def listed(launches):

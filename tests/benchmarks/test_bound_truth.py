@@ -121,3 +121,10 @@ def test_a_stored_tensor_repeats_the_elements_in_its_layout(cases):
 def test_a_seed_draws_the_same_operators_again(cases):
     once, again = (cases.operator_cases(0.5, tiny=True) for _ in range(2))
     assert [next(once).name for _ in range(3)] == [next(again).name for _ in range(3)]
+
+
+def test_bytes_are_compared_with_the_traffic_beyond_the_cache(benchmark):
+    apart = counted(bytes=LARGE // 2)
+    rows, _ = rows_of(benchmark, apart, counted(name="small", bytes=7, dram_read_bytes=1000))
+    found = rows["compulsory bytes off the counters, median"]
+    assert (found["value"], found["launches"]) == (0.5, 1)

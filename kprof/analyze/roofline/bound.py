@@ -36,6 +36,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import permutations
 
@@ -295,7 +296,7 @@ def _decide(trace: Trace, work: RowWork, calls: _Calls, own_ns: np.ndarray) -> n
         arithmetic_ns=np.where(work.has_flops, calls.arithmetic_ns, np.nan),
         group=work.group,
         issue_ns=calls.issue_ns,
-        element_ns=_elements(trace) * _instruction_ns(device),
+        element_ns=find_elements(trace) * _instruction_ns(device),
         instruction_ns=_instruction_ns(device),
     )
     shares = find_busy_shares(trace.kernels, device, told)
@@ -321,7 +322,7 @@ def _instruction_ns(device: Device) -> float:
     return 2e9 / fp32 if fp32 and is_counted else math.nan
 
 
-def _elements(trace: Trace) -> np.ndarray:
+def find_elements(trace: Trace) -> np.ndarray:
     """Return the elements of the largest operand of each row's operator, NaN without shapes."""
     shapes = trace.ranges["input_shapes"].astype("category").cat
     numbers = np.array([_most_elements(str(text)) for text in shapes.categories] + [np.nan])
@@ -330,13 +331,21 @@ def _elements(trace: Trace) -> np.ndarray:
 
 
 def _most_elements(text: str) -> float:
-    """Return the elements of recorded tensors, each stretched to the others where that fits."""
-    sizes = [size for size in _tensors(text) if size]
-    largest = max((math.prod(size) for size in sizes), default=0)
-    try:
-        return float(max(largest, math.prod(np.broadcast_shapes(*map(tuple, sizes)))))
-    except ValueError:
-        return float(largest)
+    """Return the elements of recorded tensors, each stretched to the others where that fits.
+
+    A list of tensors has those of all. NaN where no shape was recorded.
+    """
+    found = json.loads(text) if text.startswith("[") else []
+    lists = [[size for size in one if _is_shape(size)] for one in found if isinstance(one, list)]
+    numbers = [sum(math.prod(size) for size in of_list) for of_list in lists if of_list]
+    shapes = [tuple(size) for size in found if size and _is_shape(size)]
+    with suppress(ValueError):
+        numbers.append(math.prod(np.broadcast_shapes(*shapes)) if shapes else 0)
+    return float(max([*numbers, *map(math.prod, shapes)], default=0)) or math.nan
+
+
+def _is_shape(size: object) -> bool:
+    return isinstance(size, list) and all(isinstance(n, int) for n in size)
 
 
 def decide_bound(memory_share: np.ndarray, compute_share: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from kprof.analyze.roofline.bound import find_elements
 from kprof.analyze.roofline.busy_shares import FAMILIES, families_of, fill_of
 from kprof.device import find_device
 from tests.analyze.calls import recorded, tensor
@@ -115,3 +116,44 @@ def test_reductions_of_short_rows_may_issue_most_of_their_instructions_for_each_
     few = bound_of([mean], name=name, duration_ns=9_000, grid="264,1,1", block="128,1,1")
     many = bound_of([mean], name=name, duration_ns=9_000, grid="2048,1,1", block="512,1,1")
     assert (few, many) == ("latency", None)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "elements"),
+    [
+        ("[[2, 3], [4]]", 6),
+        ("[[5, 1], [1, 4]]", 20),
+        ("[[[2, 3], [4]], []]", 10),
+        ("[[], []]", None),
+        ("nan", None),
+    ],
+)
+def test_elements_are_those_of_the_largest_operand_stretched_or_of_a_whole_list(shapes, elements):
+    call = {"name": "aten::add", "input_shapes": shapes, "input_dtypes": '["float", "float"]'}
+    trace = trace_of({"op_row": 0}, ranges=[call], passes=("attribute", "classify"))
+    (found,) = find_elements(trace)
+    assert (None if np.isnan(found) else found) == elements
+
+
+@pytest.mark.parametrize(
+    ("functor", "bound"),
+    [
+        ("at::native::CUDAFunctor_add<float>", "latency"),
+        ("at::native::CUDAFunctor_add<double>", None),
+        ("at::native::lgamma_kernel_cuda(at::TensorIteratorBase&)::{lambda(float)#1}", None),
+    ],
+)
+def test_instructions_are_few_only_for_functions_that_are_known_to_be_short(functor, bound):
+    small = tensor("fp32", 1000, 1000)
+    add = {"name": "aten::add", **recorded(small, small, 1)}
+    name = f"void at::native::vectorized_elementwise_kernel<4, {functor}, std::array<char*, 3ul> >"
+    grid = {"grid": "977,1,1", "block": "128,1,1"}
+    assert bound_of([add], name=name, duration_ns=9_000, **grid) == bound
+
+
+def test_on_other_gpus_every_instruction_may_reach_the_peak():
+    a100 = find_device("NVIDIA A100-SXM4-80GB")
+    name = "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_64x4_nn"
+    # 440 us at 312 TFLOP/s.
+    assert bound_of([GEMM], device=a100, name=name, duration_ns=700_000) == "compute"
+    assert bound_of([GEMM], device=a100, name=name, duration_ns=900_000) is None
