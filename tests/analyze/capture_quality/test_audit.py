@@ -8,6 +8,7 @@ import pytest
 from kprof.analyze.capture_quality.audit import NO_SAMPLES, audit
 from kprof.report.section import Table, Text
 from kprof.report.sections.data_quality import render
+from kprof.trace import LightPass
 from tests.analyze.capture_quality.audited import HOST_AND_GPU, check, names_of
 from tests.quantities import quantities_in
 from tests.traces import analyzed_trace_of, recorded
@@ -137,6 +138,18 @@ def test_overhead_is_unknown_where_recorded_steps_are_much_shorter_than_the_othe
 def test_overhead_by_the_hosts_clock_of_a_gpus_steps_is_unknown():
     found = check(recorded((130,), (100,), clock="host"), "Recording overhead")
     assert (found.verdict, "runs ahead" in found.evidence) == ("unknown", True)
+
+
+@pytest.mark.parametrize(
+    ("device_ns", "verdict"), [(1009, "good"), (960, "limited"), (1100, "bad")]
+)
+def test_passes_are_graded_by_how_far_apart_the_sums_of_their_activities_are(device_ns, verdict):
+    trace = analyzed_trace_of({}, light=LightPass(device_ns, 1000))
+    assert check(trace, "Light pass").verdict == verdict
+
+
+def test_without_a_light_pass_there_is_no_check_of_one():
+    assert "Light pass" not in names_of(analyzed_trace_of({}))
 
 
 def test_few_steps_are_limited_and_three_are_enough():
