@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from kprof.collect.recorder.kprof_recorder import recorder
+from kprof.collect.recorder.kprof_recorder import graphs, recorder
 from kprof.collect.recorder.kprof_recorder.settings import Settings
 from kprof.collect.recorder.kprof_recorder.step_counter import Source
 from tests.recorded import MODEL, record
@@ -126,6 +126,26 @@ def test_the_workloads_own_profiler_ends_the_light_pass(made, log):
     one.make_way()
     assert one.running is None
     assert not one.is_broken
+
+
+def test_the_workloads_own_profiler_finds_nothing_prepared(made, log):
+    one = made(light=True)
+    while "light prepared" not in log:
+        train(one, log, 1)
+    one.make_way()
+    train(one, log, 9)
+    assert "light is dropped" in log
+    assert "light starts" not in log
+
+
+def test_a_capture_of_a_graph_finds_nothing_prepared(made, log, monkeypatch):
+    one = made(light=True)
+    while "light prepared" not in log:
+        train(one, log, 1)
+    monkeypatch.setattr(graphs, "can_start", lambda: True)
+    monkeypatch.setattr(graphs, "Capture", lambda settings: Capture("graph", log))
+    graphs.Graphs(one).begin(Capture("captured", log))
+    assert log.index("light is dropped") < log.index("graph starts")
 
 
 def test_training_after_evaluation_has_a_light_pass_of_its_own(made, log):

@@ -149,6 +149,7 @@ class Graphs:
         """Start the recording of a capture; one that fails leaves those of other graphs alone."""
         recorder = self.recorder
         capture = Capture(recorder.settings)
+        recorder.cancel_light_pass()
         # Parts that were prepared for the window would interfere.
         self._has_borrowed = recorder.ahead.hand_over(capture)
         try:

@@ -340,7 +340,7 @@ class Recorder(Follower):
     def make_way(self) -> None:
         """Stop recording, because the workload starts torch's profiler itself."""
         self.ahead.cancel()
-        self.light.cancel()
+        self.cancel_light_pass()
         if not self._can_stop_here():
             raise RuntimeError("another thread has started the recording and cannot be asked")
         if self.stage is Stage.WINDOW and self.running is not None and not self.running.steps:
@@ -455,9 +455,14 @@ class Recorder(Follower):
             self.light_steps = recording.steps
             self.on_light(recording)
 
-    def _forget_light_pass(self) -> None:
+    def cancel_light_pass(self) -> None:
+        """Have none that has not begun: what was prepared for it is in another profiler's way."""
         self.light.cancel()
-        self.light_stage, self.light_steps = LightStage.NONE, []
+        self.light_stage = LightStage.NONE
+
+    def _forget_light_pass(self) -> None:
+        self.cancel_light_pass()
+        self.light_steps = []
 
     def give_up(self, reason: str) -> None:
         """Record nothing more; the workload goes on without the recorder."""
