@@ -3,24 +3,20 @@
 Work belongs to an operator and is split over its activities by their durations. A copy between
 host and device or between GPUs, or a collective, is limited by its link and has no limit here.
 
-The bound follows from the shares of the two ceilings that the whole operator reached in its
-measured time T:
+The bound follows from how busy the memory and the SMs were at least and at most (busy_shares.py):
 
-* memory: minimum traffic / (bandwidth · T) reaches `BOUND_SHARE`, and the compute share is not
-  above it
-* compute: FLOPs / (peak of their type · T) reaches it, and is above the memory share; or the share
-  of T in which the SMs issue instructions does, where their number is known
-* latency: both are below: too little work to fill the device, waiting, or excess work
-* unknown: the FLOPs at their peak take more than 5 % longer than T; the assumed work, its type,
-  the ceiling or the time is wrong
+* memory: it is busy for `BOUND_SHARE` of the time at least, and no less than the SMs
+* compute, issue: the SMs are, with useful FLOPs or with other instructions
+* latency: neither can be busy for `CLEAR_SHARE`
+* unknown: none of these is shown; or the FLOPs at their peak take more than 5 % longer than the
+  launch, so that the assumed work, its type, the ceiling or the time is wrong
 
 Where the data fits into the last-level cache, and the operator took at most the time of a copy
-within that cache, over `BOUND_SHARE`, the cache is the ceiling and the memory share is zero.
+within that cache, over `BOUND_SHARE`, the cache is the ceiling.
 Anything else that was faster than the memory got a part from the cache.
 
-Counters see all traffic, the shares only the minimum: memory and compute are certain, and some of
-latency may be an operator that reads its input twice. Where only counters are known, the same rule
-uses the throughputs that they measured. Against counters stands the bound of the run in which they
+Where only counters are known, the throughputs that they measured decide, and what neither memory
+nor SMs limit is latency. Against counters stands the bound of the run in which they
 counted: over its durations, with cold caches at a launch's begin and its last writes still in
 them at its end.
 
@@ -291,6 +287,7 @@ def _decide(trace: Trace, work: RowWork, calls: _Calls, own_ns: np.ndarray) -> n
     told = Measured(
         time_ns=calls.time_ns,
         own_ns=own_ns,
+        moved=calls.moved,
         traffic=np.where(has_bytes, from_memory, np.nan),
         is_least=work.bound == WORK_BOUNDS.index("at least"),
         arithmetic_ns=np.where(work.has_flops, calls.arithmetic_ns, np.nan),

@@ -33,6 +33,9 @@ Counters of 26 launches gave 1.03 to 1.14 (benchmarks/notes/bounds.md).
 ATTAINED = 0.92
 """Share of its bandwidth at which the memory of recent GPUs streams (H200: 4.4 of 4.8 TB/s)."""
 
+HELD_SHARE, READ_ONCE = 0.5, 1.1
+"""Of the cache, what a launch can read again from there, and its traffic over that of one read."""
+
 MOST_OF_EVEN_SHARE = 2.5
 """What one SM moves from memory at most, over its even share of the bandwidth.
 
@@ -105,14 +108,15 @@ FAMILIES = (
     # The gradient of q is read in fp32, and written.
     Family(r"convert_dq", traffic=1.1, part=0.375, instructions=(0, 30)),
     # The gradient and the input are read by both, the gradient of the input is written by one.
-    Family(r"layer_norm_grad_input", traffic=1.2, part=1.0),
+    Family(r"layer_norm_grad_input", None, 1.2, 1.0, (28, 65), 250),
     Family(r"GammaBetaBackward", None, 1.2, 0.67, (0, 25), 250),
     Family(r"batch_norm_collect_statistics_channels_last", None, 1.3, 0.5, (0, 45), 250),
     Family(r"batch_norm_backward_reduce_channels_last", None, 1.3, 0.67, (0, 45), 250),
     Family(r"batch_norm_\w+_channels_last", None, 1.1, 1.0, (0, 45)),
+    Family(r"embedding_backward_feature", traffic=2.0),
     # A sum of squares; a mean and a variance in one pass, with a division for each element.
     Family(r"vectorized_layer_norm_kernel<[^>]*true>", None, 1.05, None, (5, 40), 250),
-    Family(r"vectorized_layer_norm_kernel", None, 1.05, None, (42, 75), 250),
+    Family(r"vectorized_layer_norm_kernel", None, 1.05, None, (50, 85), 250),
     # Exponentials; a row that no cache holds is read for its maximum, its sum and the result.
     Family(r"softmax_warp_forward", None, 1.05, None, (30, 65)),
     Family(r"softmax_warp_backward", None, 1.05, None, (8, 25)),
@@ -120,9 +124,9 @@ FAMILIES = (
     Family(r"cunn_SoftMaxForward", None, 2.0, None, (14, 40), 250),
     Family(r"cunn_SoftMaxBackward", None, 1.7, None, (10, 30), 250),
     Family(r"fused_dropout_kernel", None, 1.05, None, (22, 45)),
-    Family(r"CatArrayBatchedCopy", None, 1.1, None, (0, 100)),
+    Family(r"CatArrayBatchedCopy", None, 1.1, None, (0, 110)),
     Family(r"\breduce_kernel<.*(Welford|Arg|double|complex)", None, 1.1),
-    Family(r"\breduce_kernel<", None, 1.1, None, (2, 40), 250),
+    Family(r"\breduce_kernel<", None, 1.1, None, (2, 28), 250),
     # Types are converted, one element at a time.
     Family(rf"unrolled_elementwise_kernel{_COSTLY}.*({_SIMPLE})", None, 1.1, None, (15, 60)),
     Family(rf"vectorized_elementwise_kernel{_COSTLY}.*({_SIMPLE})", None, 1.05, None, (0, 16)),
@@ -186,8 +190,10 @@ class Measured:
     """Of the operator, over which its work counts."""
     own_ns: np.ndarray
     """Of the row."""
+    moved: np.ndarray
+    """Bytes that the operator reads and writes, each once."""
     traffic: np.ndarray
-    """Bytes that the operator moves through the memory, where it reads none of them again."""
+    """How many of these must pass the memory."""
     is_least: np.ndarray
     """Whether the work is a lower bound, so that traffic may be any more."""
     arithmetic_ns: np.ndarray
@@ -218,7 +224,11 @@ def find_busy_shares(kernels: pd.DataFrame, device: Device, told: Measured) -> B
         executed[:, 0] = np.minimum(executed[:, 0], 1.0)
     each = _of_family([f.instructions or (0, np.nan) for f in FAMILIES], (0, np.nan), family)
     most_traffic = _of_family([f.traffic or np.nan for f in FAMILIES], np.nan, family)
+    # Data that the cache holds is read from the memory once, however often a kernel reads it.
+    is_held = told.moved <= HELD_SHARE * (device.cache_bytes or 0)
+    most_traffic = np.where(is_held, np.minimum(most_traffic, READ_ONCE), most_traffic)
     most_ns = np.where(told.is_least, np.nan, memory_ns * most_traffic)
+    most_share = most_ns / np.maximum(own_ns, MEMORY_RAMP_NS + most_ns / ATTAINED)
     on_pipes = _arithmetic_of(told, family)[:, None] * executed
     issued = told.element_ns[:, None] * each
     threads_ns = _threads(kernels) * told.instruction_ns
@@ -229,13 +239,14 @@ def find_busy_shares(kernels: pd.DataFrame, device: Device, told: Measured) -> B
     sm_least = np.fmax(np.fmax(on_pipes, issued), counted)[:, 0] / time_ns
     # Arithmetic is among the instructions of an element.
     counted_most = np.where(told.issue_ns > 0, counted[:, 1], np.nan)
-    sm_most = np.fmin(np.fmin(on_pipes[:, 1], issued[:, 1]), counted_most) / time_ns
+    # Of its operator's instructions a launch may issue all.
+    sm_most = np.fmin(on_pipes[:, 1] / time_ns, np.fmin(issued[:, 1], counted_most) / own_ns)
     running = np.maximum(told.own_ns - RAMP_NS, 0) / own_ns
     fill = fill_of(kernels, device)
     streamed = fill * MOST_OF_EVEN_SHARE
     return BusyShares(
         memory_least=np.nan_to_num(memory_least),
-        memory_most=_least_of(running, streamed, most_ns / own_ns),
+        memory_most=_least_of(running, streamed, most_share),
         sm_least=np.nan_to_num(sm_least),
         sm_most=_least_of(running, fill, sm_most),
     )

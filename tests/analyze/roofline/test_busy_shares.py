@@ -157,3 +157,24 @@ def test_on_other_gpus_every_instruction_may_reach_the_peak():
     # 440 us at 312 TFLOP/s.
     assert bound_of([GEMM], device=a100, name=name, duration_ns=700_000) == "compute"
     assert bound_of([GEMM], device=a100, name=name, duration_ns=900_000) is None
+
+
+def test_what_the_cache_holds_is_read_from_the_memory_once_by_a_gemm():
+    # 12 MB of weights for eight tokens; 1.5 times as many bytes could pass in the time.
+    tokens, weights = tensor("bf16", 8, 2048), tensor("bf16", 2048, 3072)
+    held = {"name": "aten::mm", **recorded(tokens, weights)}
+    large = {"name": "aten::mm", **recorded(tokens, tensor("bf16", 2048, 30_720))}
+    name = "nvjet_sm90_tst_64x8_64x16_4x1_v_bz_TNT"
+    assert bound_of([held], name=name, duration_ns=9_000) == "latency"
+    assert bound_of([large], name=name, duration_ns=90_000) is None
+
+
+def test_one_launch_of_several_may_issue_all_instructions_of_their_operator():
+    image = tensor("bf16", 64, 128, 28, 28)
+    norm = {"name": "aten::native_batch_norm", **recorded(image)}
+    name = "void at::native::batch_norm_transform_input_channels_last_kernel<c10::BFloat16, float>"
+    grid = {"op_row": 0, "grid": "1024,1,1", "block": "128,1,1", "duration_ns": 14_000}
+    alone = columns(measured({**grid, "name": name}, ranges=[norm], device=HOPPER), "bound")
+    other = {**grid, "name": "anything_else", "duration_ns": 100_000}
+    beside = measured({**grid, "name": name}, other, ranges=[norm], device=HOPPER)
+    assert columns(beside, "bound")[0] == alone[0]
