@@ -223,7 +223,7 @@ class Prediction:
     """Why nothing could be predicted."""
     what: str = ""
     """The sort of change: faster, roofline, removed, replaced, graphed, without, filled, or
-    together for several; empty in runs of earlier versions."""
+    together for several; across ranks: in time or hidden; empty in runs of earlier versions."""
 
 
 @dataclass(frozen=True)

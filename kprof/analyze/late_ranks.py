@@ -89,6 +89,8 @@ class Lateness:
     """Whether units are steps."""
     units: tuple[int, ...] = ()
     """Their numbers: of steps as the workload counts them, or of parts of the window from 0."""
+    lost_by_ns: tuple[int, ...] = ()
+    """Time that each unit loses to the stragglers, else to ranks late in turn, in whole ns."""
 
 
 def waits_by_unit(trace: Trace) -> tuple[pd.DataFrame, bool] | None:
@@ -126,7 +128,8 @@ def find_lateness(trace: Trace) -> Lateness | None:
     stage = {rank: place.get(PIPELINE) for rank, place in places(trace.meta).items()}
     stages = [stage.get(rank) for rank in ranks.tolist()]
     chosen = _whole_parts(chosen, late_ns.mean(axis=1), stages)
-    rotating, num_rotating = _rotating(groups, late_ns, chosen, unit_ns)
+    in_turn, num_rotating = _rotating(groups, late_ns, chosen, unit_ns)
+    lost = _lost_ns(groups, chosen)
     total = np.sum([table for _, table in groups], axis=0)
     return Lateness(
         ranks=tuple(
@@ -143,13 +146,14 @@ def find_lateness(trace: Trace) -> Lateness | None:
         ),
         stragglers=tuple(ranks[chosen].tolist()),
         where=_shared(ranks, chosen, trace.meta, waits),
-        lost_ns=float(_lost_ns(groups, chosen).mean()) if chosen.any() else 0.0,
-        rotating_ns=rotating,
+        lost_ns=float(lost.mean()),
+        rotating_ns=float(in_turn.mean()),
         num_rotating=num_rotating,
         num_units=num_units,
         unit_ns=unit_ns,
         are_steps=are_steps,
         units=tuple(units.tolist()),
+        lost_by_ns=tuple(np.rint(lost if chosen.any() else in_turn).astype(np.int64).tolist()),
     )
 
 
@@ -269,8 +273,8 @@ def _lost_ns(groups: list[tuple[NDArray[np.intp], Floats]], chosen: Bools) -> Fl
 
 def _rotating(
     groups: list[tuple[NDArray[np.intp], Floats]], late_ns: Floats, chosen: Bools, unit_ns: float
-) -> tuple[float, int]:
-    """Return what a unit loses to ranks that are late in turn, and how many those are."""
+) -> tuple[Floats, int]:
+    """Return what each unit loses to ranks that are late in turn, and how many those are."""
     # A rank's lateness in most units does not rotate.
     usual = np.quantile(late_ns, 0.25, axis=1, keepdims=True)
     others = np.maximum(late_ns - usual, 0)[~chosen]
@@ -281,8 +285,8 @@ def _rotating(
     num_ranks = int(is_late.any(axis=1).sum())
     often = max(FEWEST_STEPS, LEAST_ROTATING * late_ns.shape[1])
     if affected.sum() < often or num_ranks < 2:
-        return 0.0, 0
-    return float(np.where(affected, others.max(axis=0), 0.0).mean()), num_ranks
+        return np.zeros(late_ns.shape[1]), 0
+    return np.where(affected, others.max(axis=0), 0.0), num_ranks
 
 
 def _shared(ranks: NDArray[np.int64], chosen: Bools, meta: Meta, waits: pd.DataFrame) -> str | None:

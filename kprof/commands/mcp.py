@@ -407,8 +407,10 @@ class Tools:
         """Predict a step's time after changes: each alone, then all together.
 
         A change is kind:gemm=2 (twice as fast), module:NAME=roofline, op:NAME=removed,
-        idle:CAUSE=removed, or graphs. Without changes: those that the run can be asked.
+        idle:CAUSE=removed, or graphs; of several ranks ranks=in-time (no late ranks) or
+        communication=hidden. Without changes: those that the run can be asked.
         """
+        from kprof.analyze.whatif.across_ranks import QUESTIONS, answer
         from kprof.analyze.whatif.baseline import find_baseline
         from kprof.analyze.whatif.predict import predict, suggest
         from kprof.commands.whatif import parse_change
@@ -425,10 +427,11 @@ class Tools:
             raise KprofError(
                 f"{len(changes):,} changes are too many", fix=f"ask about {MOST_CHANGES} at most"
             )
-        parsed = [parse_change(text, trace) for text in changes]
+        parsed = [parse_change(text, trace) for text in changes if text not in QUESTIONS]
         baseline = find_baseline(trace)
         together = [parsed] if len(parsed) > 1 else []
         answers = [predict(one, baseline) for one in [*([one] for one in parsed), *together]]
+        answers += [answer(text, trace) for text in changes if text in QUESTIONS]
         return {"type": "predictions", "predictions": _predictions(answers)}
 
     @_answering

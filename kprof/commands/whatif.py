@@ -35,7 +35,8 @@ def whatif(
     """Predict the time of a step after changes.
 
     Each alone, then all together. A TARGET is kernel:, op:, module: or kind: and a name, with *
-    for anything, or idle: and a cause; =2 is twice as fast.
+    for anything, or idle: and a cause; =2 is twice as fast. Of several ranks: ranks=in-time,
+    communication=hidden.
     """
     from kprof.report.sections.what_if import section_of
 
@@ -73,6 +74,7 @@ def ask(
     Raises:
         KprofError: the run cannot be read, or no question can be understood.
     """
+    from kprof.analyze.whatif.across_ranks import QUESTIONS, answer
     from kprof.analyze.whatif.baseline import find_baseline
     from kprof.analyze.whatif.predict import predict, suggest
     from kprof.opened import open_trace
@@ -83,19 +85,16 @@ def ask(
     if not questions:
         return Asked(list(trace.meta.what_if), whole_of(trace), _arguments(suggest(trace)))
     progress("replaying")
-    changes, refused = [], []
-    for text in questions:
-        try:
-            changes.append(parse_change(text, trace))
-        except KprofError as error:
-            refused.append(error)
-    if not changes:
+    across = [answer(text, trace) for text in questions if text in QUESTIONS]
+    changes, refused = _understood([one for one in questions if one not in QUESTIONS], trace)
+    if refused and not (changes or across):
         raise refused[0]
     for one in refused:
         say(str(one))
     baseline = find_baseline(trace)
     together = [changes] if len(changes) > 1 else []
     answers = [predict(asked, baseline) for asked in [*([one] for one in changes), *together]]
+    answers += across
     if is_saved(run):
         try:
             _keep(answers, trace, run)
@@ -103,6 +102,17 @@ def ask(
             say(f"{error.problem}; the answers stand here only")
     asked_next = _arguments(suggest(trace, baseline))
     return Asked(answers, whole_of(trace), asked_next, tuple(refused))
+
+
+def _understood(questions: Sequence[str], trace: Trace) -> tuple[list[Change], list[KprofError]]:
+    """Return the changes that these questions are about, and why others are about none."""
+    changes, refused = [], []
+    for text in questions:
+        try:
+            changes.append(parse_change(text, trace))
+        except KprofError as error:
+            refused.append(error)
+    return changes, refused
 
 
 def _arguments(changes: Sequence[Change]) -> list[str]:
@@ -148,8 +158,8 @@ def parse_change(text: str, trace: Trace) -> Change:
     if not name or not 0 < factor < float("inf"):
         raise KprofError(
             f"{text!r} is not a change",
-            fix="write kind:gemm=2, module:NAME=roofline, op:NAME=removed, idle:CAUSE=removed or "
-            "graphs",
+            fix="write kind:gemm=2, module:NAME=roofline, op:NAME=removed, idle:CAUSE=removed, "
+            "graphs, ranks=in-time or communication=hidden",
         )
     if not LEAST_FACTOR <= factor <= MOST_FACTOR:
         raise KprofError(

@@ -10,7 +10,7 @@ import pytest
 from kprof.analyze.whatif.changes import Target, parse_target, rows_of
 from kprof.analyze.whatif.predict import suggest
 from kprof.cli import run_command_line
-from kprof.commands.whatif import parse_change
+from kprof.commands.whatif import ask, parse_change
 from kprof.errors import KprofError
 from kprof.report.section import Text
 from kprof.report.sections.what_if import INSIDE, render, section_of
@@ -265,6 +265,14 @@ def test_a_trace_without_steps_is_predicted_as_its_window():
     assert "window" not in section_of([prediction()]).parts[0].text
     assert table.columns[2].header == "Window"
     assert section_of([prediction()]).parts[1].columns[2].header == "Step"
+
+
+def test_a_question_across_ranks_of_one_rank_says_why_it_has_no_answer(run):
+    asked = ask(run, ["kind:gemm=2", "ranks=in-time"])
+    assert asked.answers[0].predicted_step_ns is not None
+    assert (asked.answers[1].target, asked.answers[1].predicted_step_ns) == ("late ranks", None)
+    (alone,) = ask(run, ["communication=hidden"]).answers
+    assert alone.reason
 
 
 def test_a_question_that_cannot_be_understood_leaves_the_others_answered(run, capsys):

@@ -22,6 +22,7 @@ from kprof.analyze.findings.recoverable import idle_in_steps
 from kprof.analyze.idle import causes
 from kprof.analyze.idle.causes import group_idle, inside_window
 from kprof.analyze.intervals import NOTHING
+from kprof.analyze.whatif.across_ranks import predict_across_ranks
 from kprof.analyze.whatif.baseline import Baseline, find_baseline
 from kprof.analyze.whatif.cause_time import NO_ROWS, CauseTime
 from kprof.analyze.whatif.changes import (
@@ -266,10 +267,17 @@ def find_predictions(trace: Trace, baseline: Baseline | None = None) -> list[Pre
     `baseline`, if the trace was replayed before.
 
     The kernels, operators and modules that would gain most at their roofline; launches in graphs;
-    the causes of idle time that can be avoided. What cannot be told stays, with its reason.
+    the causes of idle time that can be avoided; late ranks and communication of several ranks.
+    What cannot be told stays, with its reason.
     """
     if not len(trace.kernels) or not trace.has_timeline:
         return []
+    found = [*predict_across_ranks(trace), *_predict_by_replay(trace, baseline)]
+    worth = [one for one in found if one.reason is not None or _saving(one) >= LEAST_SAVING]
+    return sorted(worth, key=_saving, reverse=True)
+
+
+def _predict_by_replay(trace: Trace, baseline: Baseline | None) -> list[Prediction]:
     if len(trace.kernels) > MOST_UNLESS_ASKED and not trace.is_host_only:
         many = Prediction("a step", "after any change", whole_ns(trace))
         reason = f"replaying {len(trace.kernels):,} activities takes long; ask with kprof whatif"
@@ -278,9 +286,7 @@ def find_predictions(trace: Trace, baseline: Baseline | None = None) -> list[Pre
     if baseline.refusal is not None:
         any_change = Prediction("a step", "after any change", baseline.step_ns)
         return [replace(any_change, reason=baseline.refusal)]
-    found = [predict([change], baseline) for change in _questions(baseline)]
-    worth = [one for one in found if one.reason is not None or _saving(one) >= LEAST_SAVING]
-    return sorted(worth, key=_saving, reverse=True)
+    return [predict([change], baseline) for change in _questions(baseline)]
 
 
 def _saving(prediction: Prediction) -> float:

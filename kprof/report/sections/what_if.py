@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from kprof.analyze.attribution.steps import find_steps
 from kprof.analyze.capture_quality.unanswered import why_no_timeline
+from kprof.analyze.whatif.across_ranks import HIDDEN, IN_TIME
 from kprof.analyze.whatif.changes import ROOFLINE, TOGETHER, WITHOUT
 from kprof.report.section import Column, Part, Section, Table, Text
 from kprof.report.units import MISSING, format_range, format_share, format_time
@@ -25,6 +26,11 @@ EXPLANATION = (
     "Collectives keep their recorded time."
 )
 WHOLLY = "Idle time that is gone is gone wholly; a fix may leave a part of it, as its finding says."
+ACROSS = (
+    "Late ranks in time, communication hidden: from the waits of all ranks in collectives, without "
+    "a replay. Hidden is the least that a step takes if all communication runs beside computation; "
+    "the host may take longer."
+)
 INSIDE = "An operator counts with everything that runs inside it."
 
 
@@ -62,11 +68,15 @@ def section_of(
 
 def _lead(told: list[Prediction], whole: str) -> str:
     best = max(told, key=saving)
-    return (
+    answer = (
         f"{best.target} {best.change}: {whole} would take {format_time(best.predicted_step_ns)} "
-        f"instead of {format_time(best.step_ns)}; it saves {_interval(best)} of it. The interval "
-        "covers the error of replaying the unchanged recording, and missing records: "
-        "launches, stream dependencies, waits and the host's use of results"
+        f"instead of {format_time(best.step_ns)}; it saves {_interval(best)} of it."
+    )
+    if best.what in (IN_TIME, HIDDEN):
+        return f"{answer} The interval covers how {whole.split()[-1]}s differ."
+    return (
+        f"{answer} The interval covers the error of replaying the unchanged recording, and "
+        "missing records: launches, stream dependencies, waits and the host's use of results"
         + (
             ". It covers the variation of the host's time; the recording overhead is subtracted."
             if best.is_without_recording
@@ -112,6 +122,8 @@ def _table(told: list[Prediction], num_rows: int, whole: str) -> Table:
     caption = "Each change alone. Their savings overlap and do not add up."
     if any(one.target.startswith("op:") for one in told):
         caption += f" {INSIDE}"
+    if any(one.what in (IN_TIME, HIDDEN) for one in told):
+        caption += f" {ACROSS}"
     if any(one.what == WITHOUT for one in told):
         caption += f" {WHOLLY}"
     return Table(columns, rows, caption=caption, terminal_rows=num_rows)
