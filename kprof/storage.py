@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +34,6 @@ FINDINGS_FILE = "findings.json"
 # The result, as `kprof open --json` prints it.
 RESULT_FILE = "summary.json"
 REPORT_FILE = "report.html"
-# Changes when a key of the result changes its meaning.
-RESULT_SCHEMA = 2
 # The folder of a trace that has the collectives and steps of all ranks, not all columns.
 ALL_RANKS = "all_ranks"
 # Earlier keys of that file, which a run saved before still has.
@@ -126,6 +125,15 @@ def remove_empty(folder: Path) -> None:
 class _Saved:
     format: int
     meta: msgspec.Raw
+    kprof: str = ""
+
+
+def own_version() -> str:
+    """Return the version of kprof, as it is installed."""
+    try:
+        return version("kprof")
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def save(trace: Trace, folder: Path) -> None:
@@ -158,7 +166,7 @@ def save(trace: Trace, folder: Path) -> None:
 
 def save_meta(meta: Meta, path: Path) -> None:
     """Write what a trace says of itself; the tables beside it stay as they are."""
-    content = msgspec.json.encode({"format": FORMAT, "meta": meta})
+    content = msgspec.json.encode({"format": FORMAT, "kprof": own_version(), "meta": meta})
     path.write_bytes(msgspec.json.format(content))
 
 
@@ -271,16 +279,16 @@ def is_saved(folder: Path) -> bool:
 
 
 def saved_result(folder: Path) -> bytes | None:
-    """Return the JSON result of a whole run; None where it has none of the current schema."""
+    """Return the JSON result that this version of kprof saved with a whole run, or None."""
     if not is_saved(folder) or not (folder / REPORT_FILE).exists():
         return None
     try:
+        saved = msgspec.json.decode((folder / META_FILE).read_bytes(), type=_Saved)
         content = (folder / RESULT_FILE).read_bytes()
-        result = msgspec.json.decode(content)
+        msgspec.json.decode(content, type=dict[str, msgspec.Raw])
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
-    is_current = isinstance(result, dict) and result.get("schema") == RESULT_SCHEMA
-    return content if is_current else None
+    return content if saved.kprof == own_version() else None
 
 
 @contextmanager

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
 from typing import Any, Union
@@ -32,6 +31,7 @@ from kprof.collect.process_folders import (
 )
 from kprof.collect.recorder.kprof_recorder.settings import DRY_RUN, NSIGHT, OPTIONAL, Settings
 from kprof.errors import LaunchError, counted
+from kprof.storage import own_version
 
 RECORDER = Path(__file__).parent / "recorder"
 LOOK_S = 0.05
@@ -220,11 +220,11 @@ def write_description(
 
 
 def _versions() -> dict[str, str]:
-    try:
-        own = version("kprof")
-    except PackageNotFoundError:
-        own = "not installed"
-    return {"kprof": own, "python": platform.python_version(), "platform": platform.platform()}
+    return {
+        "kprof": own_version(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
 
 
 def run_command(

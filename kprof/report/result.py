@@ -32,9 +32,9 @@ from kprof.analyze.roofline.utilisation import (
     share_of_time,
 )
 from kprof.report.summary import summarize
-from kprof.storage import RESULT_SCHEMA
 from kprof.trace import Trace
 
+SCHEMA = 2
 NUM_TOP = 20
 NUM_PLACES = 5
 LATENESS = ("late_ns", "waits_ns", "num_late", "late_in")
@@ -44,7 +44,7 @@ def result_of(trace: Trace, ledger: Ledger) -> dict[str, object]:
     """Return the result as plain data; times in ns, shares of one, unknown as None."""
     utilisation = measure_utilisation(trace)
     return {
-        "schema": RESULT_SCHEMA,
+        "schema": SCHEMA,
         "source": trace.meta.source,
         "command": list(trace.meta.command),
         "gpus": [asdict(gpu) for gpu in trace.gpus],

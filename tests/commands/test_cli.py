@@ -13,6 +13,7 @@ from kprof.cli import COMMANDS, add_command, app, run_command_line
 from kprof.collect.sources import readers
 from kprof.commands import Answer
 from kprof.errors import KprofError
+from kprof.storage import own_version
 
 EVENT = {
     "ph": "X",
@@ -112,19 +113,21 @@ def test_a_saved_run_opens_again_without_its_trace(trace, tmp_path, capfdbinary)
     assert json.loads(capfdbinary.readouterr().out)["ledger"]["gpu_sum_ns"] == 2250
 
 
-@pytest.mark.parametrize("schema", [None, 1])
-def test_the_json_of_a_saved_run_is_what_it_keeps_unless_of_another_schema(
-    trace, tmp_path, capfdbinary, schema
+@pytest.mark.parametrize("version", [own_version(), "0.0.1"])
+def test_the_json_of_a_saved_run_is_what_it_keeps_unless_of_another_version(
+    trace, tmp_path, capfdbinary, version
 ):
     kprof("open", trace)
     kept = tmp_path / "trace.kprof" / "summary.json"
     result = json.loads(kept.read_bytes())
-    noted = {**result, "noted": True} | ({} if schema is None else {"schema": schema})
+    noted = {**result, "noted": True}
     kept.write_text(json.dumps(noted))
+    meta = tmp_path / "trace.kprof" / "meta.json"
+    meta.write_text(json.dumps({**json.loads(meta.read_text()), "kprof": version}))
     capfdbinary.readouterr()
     assert kprof("open", tmp_path / "trace.kprof", "--json") == 0
     printed = json.loads(capfdbinary.readouterr().out)
-    assert printed == (noted if schema is None else result)
+    assert printed == (noted if version == own_version() else result)
 
 
 def test_an_existing_run_is_not_overwritten_without_force(trace, capfd):
