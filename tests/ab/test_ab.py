@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kprof.ab.compare import exit_code_of
-from kprof.ab.processes import facts_of, say_stopped, time_left
+from kprof.ab.processes import facts_of, stopped, time_left
 from kprof.ab.variants import AbOptions
 from kprof.analyze.verdict import judge
 from kprof.analyze.verdict.judge import fewest_for_verdict
@@ -190,8 +190,8 @@ def test_energy_takes_windows_of_at_least_a_second(script, monkeypatch, words, w
 def test_a_stop_by_hand_before_the_fewest_pairs_says_how_many_these_are():
     plan = Plan((Metric("step", "ns"),), max_pairs=40)
     least = fewest_for_verdict(plan)
-    assert quantities_in(say_stopped(plan, least)) == [str(least), "40"]
-    assert quantities_in(say_stopped(plan, least - 1)) == [str(least - 1), "40", str(least)]
+    assert quantities_in(stopped(plan, least).text) == [str(least), "40"]
+    assert quantities_in(stopped(plan, least - 1).text) == [str(least - 1), "40", str(least)]
 
 
 def test_each_pair_is_told_with_how_much_longer_b_took(script, monkeypatch, capsys):
