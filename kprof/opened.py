@@ -15,6 +15,7 @@ from kprof.collect.cluster import Scheduler
 from kprof.collect.many_ranks import fit, read_many
 from kprof.collect.merge import merge
 from kprof.collect.ranks import read_ranks
+from kprof.collect.remote import copied_here, is_remote
 from kprof.collect.sources import require_file_or_folder, sources_of
 from kprof.device import find_device
 from kprof.errors import KprofError, TraceError
@@ -98,19 +99,35 @@ def open_run(
     `ranks` are those that are read in detail, of the files of many ranks; the Dask cluster of a
     `scheduler` reads them.
     """
-    for path in paths:
-        require_file_or_folder(path)
+    _require(paths)
     folder = out or _folder_for(paths)
     _refuse_overwriting(folder, paths, force=force)
     progress("reading")
-    if len(paths) == 1 and is_saved(paths[0]) and not force:
-        if ranks is not None:
-            raise _saved_already(paths[0])
-        is_in_place = folder.resolve() == paths[0].resolve()
-        return _finish(load(paths[0]), folder, save_tables=not is_in_place, progress=progress)
-    trace = read(paths, ranks, scheduler)
+    with copied_here(paths, scheduler) as here:
+        opened = _saved(here, folder, ranks, progress) if not force else None
+        if opened is not None:
+            return opened
+        trace = read(here, ranks, scheduler)
     progress("analyzing")
     return _finish(_analyzed(trace), folder, progress=progress)
+
+
+def _saved(
+    paths: list[Path], folder: Path, ranks: Collection[int] | None, progress: Progress
+) -> Opened | None:
+    """Read back the one saved run of these paths; None where they are something else."""
+    if len(paths) != 1 or not is_saved(paths[0]):
+        return None
+    if ranks is not None:
+        raise _saved_already(paths[0])
+    is_in_place = folder.resolve() == paths[0].resolve()
+    return _finish(load(paths[0]), folder, save_tables=not is_in_place, progress=progress)
+
+
+def _require(paths: list[Path]) -> None:
+    for path in paths:
+        if not is_remote(path):
+            require_file_or_folder(path)
 
 
 def open_recorded(folder: Path, progress: Progress = lambda stage: None) -> Opened:
@@ -143,8 +160,14 @@ def open_unwritten(
     `ranks` are those that are read in detail, of the files of many ranks; the Dask cluster of a
     `scheduler` reads them.
     """
-    for path in paths:
-        require_file_or_folder(path)
+    _require(paths)
+    with copied_here(paths, scheduler) as here:
+        return replace(_open_unwritten(here, ranks, scheduler), folder=paths[0])
+
+
+def _open_unwritten(
+    paths: list[Path], ranks: Collection[int] | None, scheduler: Scheduler
+) -> Opened:
     is_run = len(paths) == 1 and is_saved(paths[0])
     if is_run and ranks is not None:
         raise _saved_already(paths[0])

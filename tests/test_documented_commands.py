@@ -31,6 +31,7 @@ LEFT_OUT = {
     "kprof kernels check": "needs a GPU",
     "kprof mcp": "serves until its client ends it; tests/commands/test_mcp.py",
     "kprof ncu": "needs a GPU",
+    "kprof open s3:": "needs an object store; tests/collect/test_remote.py",
     "kprof roofline": "measures for minutes without a GPU, too",
     "kprof run --counters": "needs a GPU",
     "kprof run --ncu": "needs a GPU",
