@@ -28,6 +28,13 @@ ONE_IN = 20
 FARTHEST_NS = 50 * 365 * 86_400 * 10**9
 
 
+ALIKE = Caveat(
+    "ranks_by_order",
+    "Several files are of the same rank, or do not name theirs: each counts as a rank of its own, "
+    "in the order of the files.",
+)
+
+
 def merge(traces: list[Trace], source: str) -> Trace:
     """Put the rows of several processes into one trace with distinct ranks on one clock.
 
@@ -48,12 +55,7 @@ def merge(traces: list[Trace], source: str) -> Trace:
         ]
         more = _missing(sum(map(len, ranks)), traces)
     else:
-        traces = by_order_of_files(traces)
-        alike = (
-            "Several files are of the same rank, or do not name theirs: each counts as a rank of "
-            "its own, in the order of the files."
-        )
-        more = [Caveat("ranks_by_order", alike)]
+        traces, more = by_order_of_files(traces), [ALIKE]
     caveats = [*(c for trace in traces for c in trace.meta.caveats), *more]
     gpus = _gpus(traces)
     caveats += _mixed(gpus)
@@ -69,18 +71,16 @@ def merge(traces: list[Trace], source: str) -> Trace:
         base_time_ns=base_time_ns,
         clocks=summary,
         clocks_grade=grade,
-        hosts=tuple(host for trace in traces for host in trace.meta.hosts),
-        nodes=tuple(node for trace in traces for node in trace.meta.nodes),
-        gpu_uuids=tuple(one for trace in traces for one in trace.meta.gpu_uuids),
-        process_groups=tuple(
-            dict.fromkeys(group for trace in traces for group in trace.meta.process_groups)
-        ),
+        hosts=_listed(traces, "hosts"),
+        nodes=_listed(traces, "nodes"),
+        gpu_uuids=_listed(traces, "gpu_uuids"),
+        graph_notes=_listed(traces, "graph_notes"),
+        memory=_listed(traces, "memory"),
+        totals=_listed(traces, "totals"),
+        process_groups=tuple(dict.fromkeys(_listed(traces, "process_groups"))),
         num_ranks=len({r for trace in traces for r in ranks_of(trace)}),
         counts=dict(counts),
-        compiled=tuple(dict.fromkeys(code for trace in traces for code in trace.meta.compiled)),
-        graph_notes=tuple(note for trace in traces for note in trace.meta.graph_notes),
-        memory=tuple(peak for trace in traces for peak in trace.meta.memory),
-        totals=tuple(one for trace in traces for one in trace.meta.totals),
+        compiled=tuple(dict.fromkeys(_listed(traces, "compiled"))),
         caveats=tuple(dict.fromkeys(caveats)),
     )
     return numbered(
@@ -91,6 +91,11 @@ def merge(traces: list[Trace], source: str) -> Trace:
             meta,
         )
     )
+
+
+def _listed(traces: list[Trace], name: str) -> tuple[Any, ...]:
+    """Return what all recordings list under a name, one behind the other."""
+    return tuple(one for trace in traces for one in getattr(trace.meta, name))
 
 
 def numbered(trace: Trace) -> Trace:

@@ -168,6 +168,7 @@ def test_a_b_that_is_quick_on_some_copy_or_far_quicker_than_a_on_all_keeps_nothi
     assert ab_test(honest, warming, inputs=inputs, plan=PLAN).headline.verdict == "FASTER"
 
 
+@pytest.mark.slow
 def test_a_result_larger_than_the_host_can_write_in_the_time_is_no_comparison(clock):
     def doubling(time_ns):
         def work(x):
@@ -267,6 +268,7 @@ def test_the_clock_of_a_gpu_needs_one():
     assert "wall" in error.value.fix
 
 
+@pytest.mark.slow
 def test_the_gpu_is_told_as_in_a_comparison_of_processes(clock, monkeypatch):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)

@@ -53,6 +53,7 @@ def test_replaced_code_that_breaks_the_gpu_is_not_held_against_the_new_code():
     assert report.reached is None
 
 
+@pytest.mark.slow
 def test_rows_that_the_replaced_code_may_break_on_too_can_be_left_out():
     near = tuple(name for name in DOUBLED.layouts if name != "far")
 

@@ -133,6 +133,7 @@ def test_a_dry_run_changes_no_bit_and_leaves_everything_as_it_was(tmp_path, name
     assert own(things) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_swap_does_what_the_dry_run_told(tmp_path, name):
     things = made(name)

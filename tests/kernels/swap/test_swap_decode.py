@@ -284,6 +284,7 @@ class Interrupting(Kept):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_a_call_that_is_interrupted_leaves_the_next_one_right():
     model = made("qwen3")
     wanted = model.generate(IDS, **GREEDY)
@@ -307,6 +308,7 @@ def test_a_check_that_is_interrupted_is_done_again():
     assert decoding.why_wrong(made(seed=1)) is not None
 
 
+@pytest.mark.slow
 def test_tokens_that_do_not_arrive_end_in_an_error(monkeypatch):
     model = made()
     with swapped(model, "decode"):
@@ -346,6 +348,7 @@ def test_a_token_behind_32_000_others_attends_to_all_of_them():
     assert (engine.logits - wanted).norm() / wanted.norm() < 1e-4
 
 
+@pytest.mark.slow
 def test_many_tokens_over_several_answers_do_not_drift():
     model = made()
     tokens = IDS[1:]
