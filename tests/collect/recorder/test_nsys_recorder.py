@@ -46,7 +46,8 @@ cuda.get_device_name, cuda.Event = lambda: "pretended", Event
 cuda.profiler = SimpleNamespace(start=lambda: say("start"), stop=lambda: say("stop"))
 cuda.nvtx = SimpleNamespace(range_push=lambda name: say("+", name), range_pop=lambda: say("-"))
 capture.emit_nvtx = operators
-hooks.Range = recorder.Range = named_ranges.PlainNvtxRange
+named_ranges.Range = hooks.Range = recorder.Range = named_ranges.PlainNvtxRange
+hooks.call_in_range = named_ranges._call_in_range
 torch.autograd.profiler._prepare_profiler = lambda *given: say("torch's profiler")
 torch.autograd.profiler._enable_profiler = lambda *given: say("torch's profiler")
 model = torch.nn.Linear(2, 2).eval()
