@@ -209,12 +209,14 @@ class GainRMSNorm(nn.Module):
 class ScaleNorm(nn.Module):
     """One gain for all columns."""
 
-    def __init__(self, columns):
+    def __init__(self, name):
         super().__init__()
-        self.g = nn.Parameter(torch.rand(1))
+        self.name = name
+        self.register_parameter(name, nn.Parameter(torch.rand(1)))
 
     def forward(self, x):
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.g
+        gain = self._parameters[self.name]
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * gain
 
 
 @INTERPRETED
@@ -239,5 +241,11 @@ def test_a_norm_may_call_its_parameters_as_it_likes(made):
         assert [one.num_replaced for one in swap.sites] == [2]
 
 
-def test_a_norm_with_one_gain_for_all_columns_is_left_alone():
-    assert "one element" in reason_for(ScaleNorm(8), *NORMS)
+@INTERPRETED
+@pytest.mark.parametrize("name", ["g", "weight"])
+def test_a_norm_with_one_gain_for_all_columns_runs_its_own_code(name):
+    norm, x = ScaleNorm(name), torch.randn(3, 8)
+    wanted = norm(x)
+    with swapped(norm, "rmsnorm", "layernorm") as swap:
+        assert torch.equal(norm(x), wanted)
+    assert [one.num_replaced for one in swap.sites] == [0]

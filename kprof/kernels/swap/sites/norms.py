@@ -114,8 +114,6 @@ def why_no_weights(module: Module) -> str | None:
     assert weight is not None
     if weight.dim() != 1:
         return f"its weight has {weight.dim()} dimensions"
-    if names[0].weight != WEIGHT and len(weight) == 1:
-        return "its weight has one element"
     if bias is not None and bias.shape != weight.shape:
         return "its bias has another shape than its weight"
     return None
