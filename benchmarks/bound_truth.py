@@ -1,12 +1,12 @@
-"""Check what kprof says bounds kernels that nobody chose against hardware counters, by a seed.
+"""Check what kprof says bounds kernels that a seed draws against hardware counters.
 
     python benchmarks/bound_truth.py --seeds 11 12 13 --out drawn
 
 draws operators of torch's own test samples, blocks of Hugging Face models, compiled chains and
 hand-written Triton kernels (`benchmarks/workloads/drawn`), records them (`kprof run`), counts every
 kernel (`kprof ncu`: clocks left alone, caches flushed before each launch), and writes
-`benchmarks/results/bound_truth_<gpu>_<yyyy-mm>.json`. A new seed is a new set: the model was
-developed on some seeds, and is reported on others, which were looked at once.
+`benchmarks/results/bound_truth_<gpu>_<yyyy-mm>.json`. A new seed is a new set: change
+rules on some seeds, and report others, looked at once.
 
 A claim is a bound other than unknown in the recorded run, as kprof shows it. It is right where the
 counters give the same class; compute and issue are one class there. Launches within 5 points of a
@@ -19,16 +19,14 @@ the way on a CPU, up to the counting. Several `--out` are scored together.
 from __future__ import annotations
 
 import argparse
-import datetime
-import re
 import subprocess
 import time
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from classify_vs_ncu import EVERYTHING, MOST_LAUNCHES, kprof_does, ncu_version
-from evidence import RESULTS, describe_gpu, measured_by, row, write_evidence
+from classify_vs_ncu import EVERYTHING, MOST_LAUNCHES, kprof_does, write_scores
+from evidence import measured_by, row
 
 import kprof
 from kprof.analyze.roofline.agreement import as_recorded, is_borderline, traffic_ratio
@@ -242,26 +240,17 @@ def main():
 def write(traces, chosen):
     """Score runs, print and write; earlier results tell what measured them."""
     rows, wrong = score(traces)
-    for one in rows:
-        print(f"{one['name']:55s} {one['value']} (reach {one['reach']})")
     before = [measured_by(result) for result in chosen.again or []] or [{}]
-    last = before[-1]
-    gpu = {**describe_gpu(), **last}["gpu"]
-    month = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m")
-    short = re.sub(r"nvidia|80gb|hbm3|\W", "", (gpu or "cpu").lower())
-    write_evidence(
-        chosen.result or RESULTS / f"bound_truth_{short}_{month}.json",
-        "what bounds kernels that nobody chose, claimed and by hardware counters",
+    write_scores(
+        "bound_truth",
+        "what bounds drawn kernels, claimed and by hardware counters",
         rows,
         MEASURED,
-        commit=chosen.commit,
-        versions=last.pop("versions", {"ncu": ncu_version()}),
-        cache_control="all: caches are flushed before each launch",
-        clock_control="none",
+        before[-1],
+        chosen,
         seeds=sorted({int(s) for t in traces for s in counted_launches(t)["seed"]}),
         ceilings=[trace.meta.device.source if trace.meta.device else None for trace in traces],
         wrong=wrong,
-        **last,
     )
 
 

@@ -298,25 +298,33 @@ def main():
 def write(traces, results, chosen):
     """Score runs, whose earlier results, if any, tell what measured them; print and write it."""
     rows, differences = score(traces)
+    before = [measured_by(result) for result in results] or [{}]
+    runs = [of_a_run(*one) for one in zip(traces, before, strict=True)]
+    what = "what bounds kernels, by work models and by hardware counters"
+    write_scores(
+        "classify_vs_ncu", what, rows, MEASURED, before[-1], chosen, runs=runs, **differences
+    )
+
+
+def write_scores(name, what, rows, sources, before, chosen, **more):
+    """Print and write rows; `before` tells what measured the run, where that was earlier."""
     for one in rows:
         print(f"{one['name']:60s} {one['value']} (reach {one['reach']})")
-    before = [measured_by(result) for result in results] or [{}]
-    last = before[-1]
-    gpu = {**describe_gpu(), **last}["gpu"]
+    told = dict(before)
+    gpu = {**describe_gpu(), **told}["gpu"]
     month = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m")
-    short = re.sub(r"nvidia|\W", "", (gpu or "cpu").lower())
+    short = re.sub(r"nvidia|80gb|hbm3|\W", "", (gpu or "cpu").lower())
     write_evidence(
-        chosen.result or RESULTS / f"classify_vs_ncu_{short}_{month}.json",
-        "what bounds kernels, by work models and by hardware counters",
+        chosen.result or RESULTS / f"{name}_{short}_{month}.json",
+        what,
         rows,
-        MEASURED,
+        sources,
         commit=chosen.commit,
-        versions=last.pop("versions", {"ncu": ncu_version()}),
+        versions=told.pop("versions", {"ncu": ncu_version()}),
         cache_control="all: caches are flushed before each launch",
         clock_control="none",
-        runs=[of_a_run(*one) for one in zip(traces, before, strict=True)],
-        **differences,
-        **last,
+        **more,
+        **told,
     )
 
 

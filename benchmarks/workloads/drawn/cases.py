@@ -1,6 +1,6 @@
 """Cases drawn from a seed: operators of torch's own test samples, models, compiled and Triton code.
 
-Nobody chose them for what bounds their kernels. An operator's samples have at most some thousand
+An operator's samples have at most some thousand
 elements, so their sizes are scaled: equal sizes by equal factors, and elements repeated, so that
 indices stay in range and probabilities stay such. Types and memory layouts are drawn, too.
 """
@@ -243,7 +243,7 @@ def _fits(call, tensors, sizes):
         with FlopCounterMode(display=False) as counter:
             made = call(inputs)
     except NotImplementedError:
-        # The size of its result depends on data, or nobody described it.
+        # The size of its result depends on data, or has no description.
         return True
     except Exception:  # noqa: BLE001 any of hundreds of operators may refuse a size in its way
         return False

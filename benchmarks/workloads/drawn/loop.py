@@ -103,7 +103,7 @@ def main():
     parser.add_argument("--tiny", action="store_true", help="small enough for a CPU")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    # The first step, which nobody records, is for what happens once: choosing cases, and code that
+    # The first step is not recorded. It is for what happens once: choosing cases, and code that
     # compiles or tunes when it first runs. Calls of models in it are no steps of their own.
     with kprof.range("step"):
         began = time.monotonic()

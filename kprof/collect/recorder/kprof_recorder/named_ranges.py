@@ -130,7 +130,7 @@ class PlainNvtxRange:
         torch.cuda.nvtx.range_pop()
 
 
-def range_type(environment: Mapping[str, str]) -> Any:
+def range_type(environment: Mapping[str, str]) -> Any:  # noqa: ANN401 - torch's own has no type
     """Return what opens a named range inside `with`, wherever this process is listened to."""
     if environment.get("KPROF_TRACER") == NSIGHT and _has_nvtx():
         return PlainNvtxRange
@@ -145,12 +145,13 @@ def _has_nvtx() -> bool:
 Range = range_type(os.environ)
 
 
-# ruff: noqa: ANN401 - the workload's own call passes through, with arguments of any type.
-
-
 def _call_in_torch_range(
-    name: str, call: Callable[..., Any], module: Module, args: Any, kwargs: Any
-) -> Any:
+    name: str,
+    call: Callable[..., Any],
+    module: Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> object:
     """Call a module as within `TorchRange`, in one frame: this is done for every module's call."""
     num_changes = TorchRange.num_changes
     function = _RecordFunctionFast(name)
@@ -165,8 +166,12 @@ def _call_in_torch_range(
 
 
 def _call_in_range(
-    name: str, call: Callable[..., Any], module: Module, args: Any, kwargs: Any
-) -> Any:
+    name: str,
+    call: Callable[..., Any],
+    module: Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> object:
     with Range(name):
         return call(module, *args, **kwargs)
 
