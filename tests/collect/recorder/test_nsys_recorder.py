@@ -47,7 +47,7 @@ cuda.profiler = SimpleNamespace(start=lambda: say("start"), stop=lambda: say("st
 cuda.nvtx = SimpleNamespace(range_push=lambda name: say("+", name), range_pop=lambda: say("-"))
 capture.emit_nvtx = operators
 named_ranges.Range = hooks.Range = recorder.Range = named_ranges.PlainNvtxRange
-hooks.call_in_range = named_ranges._call_in_range
+hooks.open_range, hooks.close_range = named_ranges._open, named_ranges._close
 torch.autograd.profiler._prepare_profiler = lambda *given: say("torch's profiler")
 torch.autograd.profiler._enable_profiler = lambda *given: say("torch's profiler")
 model = torch.nn.Linear(2, 2).eval()

@@ -21,7 +21,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from .compiler import get_compiler, is_plain, replace, subclasses
 from .memory import history
-from .named_ranges import PHASE, Known, Range, call_in_range
+from .named_ranges import PHASE, Known, Range, close_range, open_range
 from .native import get_ident
 from .recorder import Listener
 from .step_counter import REPLAY, Source
@@ -208,7 +208,12 @@ class Hooks:
         name = self.recorder.models.range_names.get(id(module)) or self.asking.range_name(module)
         if name is None:
             return call(module, *args, **kwargs)
-        return call_in_range(name, call, module, args, kwargs)
+        # In this frame: a deep model takes as many of Python's frames as it has such calls.
+        opened = open_range(name)
+        try:
+            return call(module, *args, **kwargs)
+        finally:
+            close_range(opened)
 
     # Whole generations and replays of graphs.
 

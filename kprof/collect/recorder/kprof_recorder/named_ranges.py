@@ -78,33 +78,40 @@ class TorchRange:
     which another thread may do at any time.
     """
 
-    __slots__ = ("_function", "_num_changes")
+    __slots__ = ("_opened", "name")
     num_changes = 0
     left_open: ClassVar[list[object]] = []
 
     def __init__(self, name: str) -> None:
-        self._function = _RecordFunctionFast(name)
+        self.name = name
 
     def __enter__(self) -> None:
-        self._num_changes = TorchRange.num_changes
-        self._function.__enter__()
+        self._opened = _open_in_torch(self.name)
 
     def __exit__(self, *exception: object) -> None:
-        if self._num_changes == TorchRange.num_changes:
-            self._function.__exit__(*exception)
-        else:
-            # Its destructor would end it as well.
-            TorchRange.left_open.append(self._function)
+        _close_in_torch(self._opened)
+
+
+def _open_in_torch(name: str) -> tuple[Any, int]:
+    num_changes = TorchRange.num_changes
+    function = _RecordFunctionFast(name)
+    function.__enter__()
+    return function, num_changes
+
+
+def _close_in_torch(opened: tuple[Any, int]) -> None:
+    function, num_changes = opened
+    if num_changes == TorchRange.num_changes:
+        function.__exit__(None, None, None)
+    else:
+        # Its destructor would end it as well.
+        TorchRange.left_open.append(function)
 
 
 class NvtxRange(TorchRange):
     """A range in torch's trace and in NVTX, open inside `with`."""
 
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        super().__init__(name)
+    __slots__ = ()
 
     def __enter__(self) -> None:
         torch.cuda.nvtx.range_push(self.name)
@@ -145,38 +152,20 @@ def _has_nvtx() -> bool:
 Range = range_type(os.environ)
 
 
-def _call_in_torch_range(
-    name: str,
-    call: Callable[..., Any],
-    module: Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> object:
-    """Call a module as within `TorchRange`, in one frame: this is done for every module's call."""
-    num_changes = TorchRange.num_changes
-    function = _RecordFunctionFast(name)
-    function.__enter__()
-    try:
-        return call(module, *args, **kwargs)
-    finally:
-        if num_changes == TorchRange.num_changes:
-            function.__exit__(None, None, None)
-        else:
-            TorchRange.left_open.append(function)
+def _open(name: str) -> Any:  # noqa: ANN401 - of any type of range
+    opened = Range(name)
+    opened.__enter__()
+    return opened
 
 
-def _call_in_range(
-    name: str,
-    call: Callable[..., Any],
-    module: Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> object:
-    with Range(name):
-        return call(module, *args, **kwargs)
+def _close(opened: Any) -> None:  # noqa: ANN401 - of any type of range
+    opened.__exit__(None, None, None)
 
 
-call_in_range = _call_in_torch_range if Range is TorchRange else _call_in_range
+# The two ends of a range, for what is done so often that `with Range(name)` costs too much.
+open_range, close_range = (
+    (_open_in_torch, _close_in_torch) if Range is TorchRange else (_open, _close)
+)
 
 
 @dataclass(frozen=True)
