@@ -19,7 +19,7 @@ from kprof.analyze.attribution.steps import (
 )
 from kprof.analyze.capture_quality.audit import Verdict, audit
 from kprof.analyze.capture_quality.overhead import measure_cost
-from kprof.analyze.findings.queries import whole_of
+from kprof.analyze.findings.queries import matches, whole_of
 from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
 from kprof.analyze.roofline.utilisation import measure_utilisation
 from kprof.errors import KprofError
@@ -32,7 +32,11 @@ NUM_CHANGES = 3
 VERDICTS: tuple[Verdict, ...] = ("bad", "limited", "unknown", "good")
 DOUBTFUL = ("bad", "limited")
 
-LimitKind = Literal["bound", "communication", "idle", "imbalance"]
+LimitKind = Literal["bound", "communication", "host copies", "idle", "imbalance"]
+# Copies between the host's memory and the GPU's: the link limits them, or the host.
+HOST_COPY = r"\b(HtoD|DtoH|HtoA|AtoH)\b"
+# What limits activities that have no bound.
+BOUNDLESS: dict[object, LimitKind] = {COLLECTIVE: "communication", "host copies": "host copies"}
 
 
 @dataclass(frozen=True)
@@ -162,12 +166,14 @@ def _limits(trace: Trace, split: pd.DataFrame, total_ns: int) -> tuple[LimitPart
     busy_ns = np.where(find_lead(trace).kernels, 0, allotted_time(trace))
     kind = trace.kernels["kind"].astype(object)
     bound = trace.kernels["bound"].astype(object).where(kind != COLLECTIVE, COLLECTIVE)
+    is_host_copy = matches(trace.kernels["name"], HOST_COPY) & bound.isna().to_numpy()
+    bound = bound.mask(is_host_copy, "host copies")
     table = pd.DataFrame({"name": bound, "kind": kind, "time_ns": busy_ns})
     found = []
     for name, rows in table.groupby("name", dropna=False, sort=False):
         by_kind = rows.groupby("kind", sort=False)["time_ns"].sum()
         mostly = str(by_kind.idxmax()) if len(by_kind) else None
-        what: LimitKind = "communication" if name == COLLECTIVE else "bound"
+        what = BOUNDLESS.get(name, "bound")
         found.append((what, _known(name), int(rows["time_ns"].sum()), mostly))
     idle = split[split["is_idle"].astype(bool)].groupby("part", dropna=False)["time_ns"].sum()
     for cause, time_ns in idle.items():

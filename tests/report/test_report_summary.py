@@ -24,6 +24,7 @@ from kprof.report.sections.time import render as render_time
 from kprof.report.summary import summarize
 from kprof.report.terminal import print_summary
 from tests.analyze.findings.rule_cases import CASES
+from tests.analyze.findings.rule_traces import US, ran, trace_of_work
 from tests.section_traces import HOST_ONLY, RICH
 from tests.traces import analyzed_trace_of
 
@@ -133,6 +134,21 @@ def test_the_bar_and_the_table_of_time_say_the_same_of_one_label(name):
 def test_the_first_limit_owns_most_of_the_time(name):
     first = summarize(trace_named(name)).limits[0]
     assert (first.kind, first.name) == LIMITS[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [
+        ("Memcpy HtoD (Pinned -> Device)", "host copies"),
+        ("Memcpy DtoH (Device -> Pageable)", "host copies"),
+        ("Memcpy DtoD (Device -> Device)", "bound"),
+        ("Memcpy PtoP (Device -> Device)", "bound"),
+    ],
+)
+def test_the_link_limits_copies_between_host_and_device(name, limit):
+    copy = {"name": name, "activity": "memcpy", "kind": "copy", "copied_bytes": 1 << 20}
+    (found,) = summarize(trace_of_work({**ran("aten::copy_", 900 * US), **copy})).limits
+    assert (found.kind, found.mostly) == (limit, "copy")
 
 
 @pytest.mark.parametrize("name", NAMES)

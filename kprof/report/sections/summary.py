@@ -34,6 +34,7 @@ LEAST_LIMIT = 0.01
 NO_CAUSE = "idle time whose cause is not known"
 HOST_IDLE = "time between operators (Python code or waiting)"
 TO_KNOW = "Counters tell: `kprof run --ncu SCRIPT`."
+NOT_COUNTED = ("copy", "set")
 BOUNDS = {
     "memory": "memory bandwidth",
     "compute": "arithmetic",
@@ -133,7 +134,9 @@ def _limit(summary: Summary) -> str:
     no_cause = HOST_IDLE if summary.is_host_only else NO_CAUSE
     named = _in_words(first, words, no_cause)
     told = f"Limited by {named}: {format_share(first.share)} of {summary.whole}."
-    if first.kind == "bound" and first.name is None and not summary.is_host_only:
+    # No counter is measured for a copy.
+    is_counted = first.mostly not in NOT_COUNTED and not summary.is_host_only
+    if first.kind == "bound" and first.name is None and is_counted:
         told += f" {TO_KNOW}"
     others = [one for one in others if one.share >= LEAST_LIMIT]
     if second := [
@@ -148,6 +151,8 @@ def _in_words(limit: LimitPart, bounds: Mapping[str, str], no_cause: str) -> str
     mostly = f", mostly {limit.mostly}" if limit.mostly else ""
     if limit.kind == "communication":
         return "communication"
+    if limit.kind == "host copies":
+        return "copies between the host and the GPU"
     if limit.kind == "imbalance":
         return "load imbalance (a slower GPU)"
     if limit.kind == "bound":
