@@ -35,6 +35,11 @@ def counted(number: float, noun: str, plural: str = "") -> str:
     return f"{text} {noun if text == '1' else plural or noun + 's'}"
 
 
+def three_digits(value: float) -> str:
+    """Write a number in three digits, and all of those before its point: 0.0123, 12.3, 5,480."""
+    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
+
+
 def modules_in(package: str) -> list[ModuleType]:
     """Import every public module of `package`, in the order of their names."""
     folder = importlib.import_module(package)

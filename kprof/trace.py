@@ -92,7 +92,7 @@ KERNELS: tuple[Column, ...] = (
 )
 
 RANGES: tuple[Column, ...] = (
-    Column("kind", "category", "", "reader", "op, runtime, range (a user's or a library's), step (a mark of one; which marks are the steps, `analyze/attribution/steps.py` decides), phase, module, capture (of a CUDA graph), graph (a replay of one), python, or overhead (the profiler's own work, or the driver's as the profiler saw it)."),
+    Column("kind", "category", "", "reader", "op, runtime, system (a call of the operating system by a thread that launches work), range (a user's or a library's), step (a mark of one; which marks are the steps, `analyze/attribution/steps.py` decides), phase, module, capture (of a CUDA graph), graph (a replay of one), python, or overhead (the profiler's own work, or the driver's as the profiler saw it)."),
     Column("name", "category", "", "reader", "As recorded; for step, phase and module without kprof's prefix. Torch's own steps keep theirs, `ProfilerStep#`."),
     Column("rank", "int32", "", "reader", "Rank of the process."),
     Column("thread", "int64", "", "reader", "Thread id; distinct for every thread of a rank."),

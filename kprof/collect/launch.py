@@ -30,7 +30,7 @@ from kprof.collect.process_folders import (
     recorders_of,
 )
 from kprof.collect.recorder.kprof_recorder.settings import DRY_RUN, NSIGHT, OPTIONAL, Settings
-from kprof.errors import LaunchError, counted
+from kprof.errors import LaunchError, counted, three_digits
 from kprof.storage import own_version
 
 RECORDER = Path(__file__).parent / "recorder"
@@ -173,7 +173,8 @@ class WindowFollower:
             took_s = (max(one["window_ns"][1] for one in windows) - began_ns) / 1e9
             number = min(sum(step["recorded"] for step in one["steps"]) for one in windows)
             self._say(
-                f"recorded {counted(number, 'step')} in {took_s:.3g} s; " + self._what_follows()
+                f"recorded {counted(number, 'step')} in {three_digits(took_s)} s; "
+                + self._what_follows()
             )
 
     def _what_follows(self) -> str:

@@ -10,6 +10,7 @@ from statistics import median
 
 from kprof.analyze.verdict.per_token import per_token
 from kprof.comparison import Claim, Comparison, Interval, Metric, Pair
+from kprof.errors import three_digits
 from kprof.report.figures import (
     BLUE,
     GREY,
@@ -37,7 +38,7 @@ def format_change(ratio: float, metric: Metric) -> str:
     """Say what a ratio of B to A means: 'takes 3.1 % less', or 'takes 3.42 times as much'."""
     verb = "takes" if metric.better == "lower" else "reaches"
     if ratio >= 1.5 or ratio <= 1 / 1.5:
-        return f"{verb} {ratio:.3g} times A's {metric.name}"
+        return f"{verb} {three_digits(ratio)} times A's {metric.name}"
     if abs(ratio - 1) < 5e-5:
         return f"{verb} as much as A"
     return f"{verb} {format_percent(ratio).lstrip('+-')} {'more' if ratio > 1 else 'less'}"

@@ -11,7 +11,7 @@ import pandas as pd
 
 from kprof.analyze.attribution.steps import find_lead
 from kprof.analyze.groupings import count_gpus
-from kprof.errors import counted
+from kprof.errors import counted, three_digits
 from kprof.findings import Worth
 from kprof.trace import Trace
 
@@ -32,7 +32,7 @@ def format_time(time_ns: float | None) -> str:
         return MISSING
     for unit_ns, unit in _TIME_UNITS:
         if abs(time_ns) >= ROUNDED_UP * unit_ns:
-            return f"{_digits(time_ns / unit_ns)} {unit}"
+            return f"{three_digits(time_ns / unit_ns)} {unit}"
     return f"{time_ns:.0f} ns"
 
 
@@ -61,15 +61,15 @@ def format_amount(amount: float | None, unit: str) -> str:
         return MISSING
     for factor, prefix in _PREFIXES:
         if abs(amount) >= factor:
-            return f"{_digits(amount / factor)} {prefix}{unit}"
-    return f"{_digits(amount)} {unit}"
+            return f"{three_digits(amount / factor)} {prefix}{unit}"
+    return f"{three_digits(amount)} {unit}"
 
 
 def format_memory(num_bytes: float) -> str:
     """Format the size of a memory in powers of 1024, as in 80 GiB."""
     for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if num_bytes >= 2**power:
-            return f"{_digits(num_bytes / 2**power)} {unit}"
+            return f"{three_digits(num_bytes / 2**power)} {unit}"
     return f"{num_bytes:.0f} B"
 
 
@@ -165,13 +165,6 @@ def shorten(name: str, width: int) -> str:
         return name
     tail = max((width - 1) // 3, 0)
     return name[: width - 1 - tail] + "…" + (name[-tail:] if tail else "")
-
-
-def _digits(value: float) -> str:
-    magnitude = abs(value)
-    if magnitude >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.0f}" if magnitude >= 99.95 else f"{value:.3g}"
 
 
 def of_all(trace: Trace) -> str:

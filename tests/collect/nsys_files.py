@@ -49,6 +49,11 @@ def nvtx(text, start=0, end=100, pid=PID, tid=PID, **changes):
     return "NVTX_EVENTS", row | where | changes
 
 
+def system_call(name, start, end, pid=PID, tid=PID):
+    row = {"start": start, "end": end, "globalTid": thread(tid, pid), "nameId": name}
+    return "OSRT_API", row | {"correlationId": 1}
+
+
 def gpu(**changes):
     row = {"id": 0, "name": "NVIDIA H200", "smCount": 132, "totalMemory": 150_000_000_000}
     return "TARGET_INFO_GPU", row | {"computeMajor": 9, "computeMinor": 0} | changes

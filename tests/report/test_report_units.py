@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kprof.analyze.findings.claims import in_words
+from kprof.errors import three_digits
 from kprof.report.units import (
     format_amount,
     format_count,
@@ -91,3 +92,17 @@ def test_only_a_missing_cell_is_a_dash():
         "—",
         "—",
     ]
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (0.012345, "0.0123"),
+        (12.345, "12.3"),
+        (99.96, "100"),
+        (5_479.6, "5,480"),
+        (-1e6, "-1,000,000"),
+    ],
+)
+def test_a_number_of_three_digits_never_has_an_exponent(value, written):
+    assert three_digits(value) == written

@@ -8,7 +8,9 @@ import pandas as pd
 NO_ROW = -1
 
 # If two ranges begin and end together, the kind named first is the outer one.
-OUTER_FIRST = ("step", "phase", "module", "range", "op", "runtime")
+OUTER_FIRST = ("step", "phase", "module", "range", "op", "runtime", "system")
+# Calls, which enclose no other range.
+CALLS = ("runtime", "system")
 
 
 def nesting_order(ranges: pd.DataFrame, rows: np.ndarray) -> np.ndarray:
@@ -37,12 +39,12 @@ def nesting_order(ranges: pd.DataFrame, rows: np.ndarray) -> np.ndarray:
 def parents(ranges: pd.DataFrame, rows: np.ndarray) -> np.ndarray:
     """Return for every row of `ranges` the row of the innermost range open when it begins.
 
-    Only `rows` take part; runtime calls get a parent but are no range's parent. A range that
+    Only `rows` take part; calls get a parent but are no range's parent. A range that
     outlives the one it began in keeps it as its parent: host ranges may cross by some ns.
     Rows without a parent hold `NO_ROW`.
     """
     order = nesting_order(ranges, rows)
-    runtime = ranges["kind"].cat.categories.get_indexer(pd.Index(["runtime"]))[0]
+    calls = ranges["kind"].cat.categories.get_indexer(pd.Index(CALLS))
     start = ranges["start_ns"].to_numpy()[order]
     end = start + ranges["duration_ns"].to_numpy()[order]
     thread = ranges["thread"].to_numpy()[order]
@@ -52,7 +54,8 @@ def parents(ranges: pd.DataFrame, rows: np.ndarray) -> np.ndarray:
 
     # The last one before it on its thread that can enclose others, by its place in `order`.
     place = np.arange(len(order))
-    encloses = ranges["kind"].cat.codes.to_numpy()[order] != runtime
+    codes = ranges["kind"].cat.codes.to_numpy()[order]
+    encloses = (codes != calls[0]) & (codes != calls[1])
     last = np.append(NO_ROW, place[encloses])[np.cumsum(encloses) - encloses]
     begin_of_thread = np.maximum.accumulate(np.where(is_new, place, 0))
     found = np.where(last >= begin_of_thread, last, NO_ROW)

@@ -8,6 +8,7 @@ from kprof.analyze.cost.fleet import size_fleet, usd_per_month
 from kprof.analyze.cost.price import Band, ListedRatio, Price, ratios_by_list
 from kprof.analyze.cost.serving import usd_per_million_tokens
 from kprof.analyze.cost.sheet import Missing, Sheet
+from kprof.errors import three_digits
 
 UNIT, CASH = "Gain of a token", "Gain in cash"
 BEFORE = "before"
@@ -67,7 +68,7 @@ def _add_listed_gain(sheet: Sheet, one: ListedRatio, speedup: Band) -> None:
     hourly = Band.known(one.quotes[1].usd_per_gpu_hour)
     price = Price(names, hourly, min(dates), max(dates), (one.quotes[1].source,))
     gain = speedup.map(lambda times: times * one.ratio)
-    text = f"{sheet.facts.baseline_gpu} over {sheet.facts.gpu}: {one.ratio:.3g}"
+    text = f"{sheet.facts.baseline_gpu} over {sheet.facts.gpu}: {three_digits(one.ratio)}"
     sheet.add("Gain by price list", price.name, "times", gain, text, price)
 
 

@@ -11,7 +11,7 @@ from kprof.analyze.cost.price import HOURS_PER_MONTH, ON_DEMAND, Band, Price, Qu
 from kprof.analyze.energy import measure_step_energy
 from kprof.analyze.groupings import count_gpus
 from kprof.device import listed_name
-from kprof.errors import KprofError
+from kprof.errors import KprofError, three_digits
 from kprof.findings import Diagnosis, Saving, Worth
 from kprof.trace import Trace
 
@@ -38,7 +38,7 @@ def measured_in(trace: Trace) -> Measured:
     step_s, how = _step_s(trace)
     joules = measure_step_energy(trace).joules
     found = f"{trace.meta.source}: {gpus} GPU{'s' if gpus > 1 else ''}, {how}"
-    energy = "its energy was not measured" if joules is None else f"{joules:.3g} J a step"
+    energy = "its energy was not measured" if joules is None else f"{three_digits(joules)} J a step"
     return Measured(name, gpus, step_s, joules, (f"{found}; {energy}.",))
 
 

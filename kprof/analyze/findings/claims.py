@@ -20,7 +20,7 @@ from kprof.analyze.findings.queries import (
 from kprof.analyze.groupings import collapse_layers
 from kprof.analyze.idle.causes import worst_places
 from kprof.analyze.whatif.changes import SHORTEST_KERNEL_NS
-from kprof.errors import counted
+from kprof.errors import counted, three_digits
 from kprof.findings import NOT_CALLED, Fix, Grade
 from kprof.trace import Trace
 
@@ -76,7 +76,7 @@ def in_words(time_ns: float) -> str:
     for size, unit in TIME_UNITS:
         # Three digits of the next smaller unit would read 1000.
         if abs(time_ns) >= 0.9995 * size:
-            return f"{_digits(time_ns / size)} {unit}"
+            return f"{three_digits(time_ns / size)} {unit}"
     return f"{time_ns:.0f} ns"
 
 
@@ -89,12 +89,8 @@ def size_in_words(num_bytes: float) -> str:
     """Return a size of memory in powers of 1024."""
     for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if num_bytes >= 2**power:
-            return f"{_digits(num_bytes / 2**power)} {unit}"
+            return f"{three_digits(num_bytes / 2**power)} {unit}"
     return f"{num_bytes:.0f} B"
-
-
-def _digits(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
 
 
 def proof(trace: Trace, *difference: str) -> str:

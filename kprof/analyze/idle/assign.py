@@ -156,7 +156,8 @@ def find_places(evidence: Evidence, pieces: Pieces) -> Places:
     is_late = pieces.cause == LATE
     middle = pieces.start + (pieces.end - pieces.start) // 2
     of_thread = evidence.thread_row()[pieces.gap]
-    tells = np.flatnonzero(ranges["kind"].isin(["op", "module", "range", "phase", "step"]))
+    is_telling = ranges["kind"].isin(["op", "system", "module", "range", "phase", "step"])
+    tells = np.flatnonzero(is_telling)
     running = innermost(host, tells, parent, np.where(is_late, of_thread, NOTHING), middle)
     row = np.where(is_late & (running != NOTHING), running, pieces.row)
     # A wait is asked about where it began: how the host got there.
@@ -176,7 +177,8 @@ def find_places(evidence: Evidence, pieces: Pieces) -> Places:
 def _named(ranges: pd.DataFrame, parent: np.ndarray, row: np.ndarray) -> np.ndarray:
     """Return what to name: the operator around a call, or the call itself; no step."""
     kind = ranges["kind"]
-    is_call, is_step = (np.append((kind == k).to_numpy(bool), False) for k in ("runtime", "step"))
+    is_call = np.append(kind.isin(["runtime", "system"]).to_numpy(bool), False)
+    is_step = np.append((kind == "step").to_numpy(bool), False)
     tells = kind.isin(["op", "module", "range", "phase"]).to_numpy(bool)
     around = nearest(
         np.where(is_call[row], np.append(parent, NOTHING)[row], NOTHING), parent, tells

@@ -69,6 +69,12 @@ WAITING_FUNCTION = (
     r"^<built-in (?:function|method) (?:sleep|acquire|select|poll|wait|recv|recv_into|recv_bytes"
     r"|accept|sigwait|sigtimedwait|waitpid)\b(?! of torch)"
 )
+# The system's, as Nsight Systems names them.
+WAITING_CALL = (
+    r"^(?:u|nano|clock_nano)?sleep$|^p?poll$|^p?select$|^epoll_p?wait|^accept4?$|^recv"
+    r"|^sem_(?:timed|clock)?wait|^pthread_cond_|^pthread_mutex_(?:timed|clock)?lock$|^futex$"
+    r"|^sig(?:timed)?wait|^wait(?:pid|id|3|4)?$"
+)
 # CUPTI's reports of its own work: the driver loads a kernel when it is first launched.
 LOADING_OF_KERNELS = r"^Lazy "
 DRIVERS_OWN = r"^(?:Lazy |Command Buffer Full)"

@@ -68,7 +68,12 @@ class Host:
             "ran": _outermost(ranges),
             "loaded kernels": matching(ranges, "overhead", causes.LOADING_OF_KERNELS),
             "profiler": np.setdiff1d(overhead, drivers),
-            "waited": matching(ranges, "python", causes.WAITING_FUNCTION),
+            "waited": np.concatenate(
+                [
+                    matching(ranges, "python", causes.WAITING_FUNCTION),
+                    matching(ranges, "system", causes.WAITING_CALL),
+                ]
+            ),
             "loaded": np.concatenate(
                 [
                     matching(ranges, "phase", r"^data$"),

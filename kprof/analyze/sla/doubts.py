@@ -12,7 +12,7 @@ from kprof.analyze.sla.responses import Responses
 from kprof.analyze.sla.samples import measure_of, width_of
 from kprof.analyze.sla.target_verdict import Judgement
 from kprof.analyze.sla.targets import Target
-from kprof.errors import counted
+from kprof.errors import counted, three_digits
 from kprof.trace import Caveat
 
 LATE_NS = 1_000_000
@@ -104,7 +104,8 @@ def _lateness(runs: Sequence[Responses], targets: Sequence[Target]) -> list[Cave
     }
     # One lag of all is a bound: the file knows the greatest alone.
     is_bound = len(lags) == 1
-    late = f"up to {lag / 1e6:.3g} ms" if is_bound else f"{lag / 1e6:.3g} ms or more"
+    in_ms = three_digits(lag / 1e6)
+    late = f"up to {in_ms} ms" if is_bound else f"{in_ms} ms or more"
     told = (
         f"the client was late: {'' if is_bound else '1 % of the '}requests were sent {late} after "
         "they were due. Times count from when they were due; a target counts as missed only if it "

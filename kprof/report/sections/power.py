@@ -13,6 +13,7 @@ from kprof.analyze.energy import (
     throttle_shares,
 )
 from kprof.device import HARMLESS_REASONS, THROTTLE_REASONS
+from kprof.errors import three_digits
 from kprof.report.figures import (
     GREY,
     LEGEND_ABOVE,
@@ -73,7 +74,7 @@ def _energy(trace: Trace) -> Facts:
         return Facts(((label, UNKNOWN, energy.why),))
     gpus, steps = format_count(energy.num_gpus, "GPU"), energy.num_steps
     basis = f"from the energy counter of {gpus}, over {format_count(steps, 'recorded step')}"
-    return Facts(((label, f"{energy.joules:.3g} J", basis),))
+    return Facts(((label, f"{three_digits(energy.joules)} J", basis),))
 
 
 def _table(trace: Trace, devices: list[int]) -> Table:

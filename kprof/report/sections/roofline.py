@@ -12,6 +12,7 @@ import pandas as pd
 from kprof.analyze.capture_quality.unanswered import why_no_work
 from kprof.analyze.groupings import group_operators
 from kprof.device import Device
+from kprof.errors import three_digits
 from kprof.report.figures import (
     BOUND_COLOURS,
     CEILING_COLOUR,
@@ -137,7 +138,9 @@ def _markers(bound: str, points: pd.DataFrame, intensity: np.ndarray, speed: np.
             "line": {"width": 1, "color": "rgba(127,127,127,0.5)"},
         },
         "hovertext": [
-            _hover_text(row, f"{format_amount(achieved, 'FLOP/s')}, {per_byte:.3g} FLOP/B")
+            _hover_text(
+                row, f"{format_amount(achieved, 'FLOP/s')}, {three_digits(per_byte)} FLOP/B"
+            )
             for row, achieved, per_byte in zip(
                 points.itertuples(index=False), speed, intensity, strict=True
             )

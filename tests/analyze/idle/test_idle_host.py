@@ -118,6 +118,26 @@ def test_a_barrier_waits_for_the_other_ranks():
     assert causes(barrier, spent(100, 980, **WAIT))[0] == ("collective wait", 880)
 
 
+@pytest.mark.parametrize("name", ["nanosleep", "poll", "pthread_cond_timedwait", "recvmsg"])
+def test_a_call_of_the_system_that_waits_is_no_work(name):
+    assert causes(spent(100, 700, kind="system", name=name))[0] == ("no work", 600)
+
+
+@pytest.mark.parametrize("name", ["read", "getc", "pthread_create", "pollute"])
+def test_another_call_of_the_system_is_the_hosts_work(name):
+    idle = analyzed(
+        {"duration_ns": 100 * US},
+        {"start_ns": 9000 * US, "correlation": 1},
+        ranges=[
+            {**LAUNCH, "start_ns": 8990 * US},
+            spent(200, 8900, kind="system", name=name),
+        ],
+    ).idle
+    longest = idle.loc[idle["duration_ns"].idxmax()]
+    assert (longest["cause"], longest["place"]) == ("launch-bound", name)
+    assert longest["duration_ns"] >= 8700 * US
+
+
 def test_what_the_profiler_does_amid_a_launch_is_the_profilers():
     flush = spent(200, 900, kind="overhead", name="Activity Buffer Request", thread=0)
     assert causes(flush) == [("launch-bound", 100), ("profiler", 700), ("launch-bound", 100)]

@@ -23,6 +23,7 @@ from tests.collect.nsys_files import (
     nvtx,
     session,
     setting,
+    system_call,
     thread,
     whole_graph,
     write,
@@ -193,6 +194,30 @@ def test_calls_of_libraries_are_ranges(tmp_path):
     del row["correlationId"]
     ranges = read(write(tmp_path, ("CUDNN_EVENTS", row))).ranges
     assert (only(ranges)["kind"], only(ranges)["name"]) == ("range", "cudnnConvolutionForward")
+
+
+def test_calls_of_the_system_are_ranges_where_a_thread_launches_work(tmp_path):
+    rows = [
+        system_call("read", 10, 40),
+        # A part of the call that makes it.
+        system_call("ioctl", 52, 58),
+        system_call("poll", 45, 55),
+        # Of a thread that launches nothing.
+        system_call("nanosleep", 0, 900, tid=7),
+    ]
+    trace = read(write(tmp_path, kernel(), launch(), *rows))
+    row = only(of_kind(trace, "system"))
+    assert (row["name"], row["start_ns"], row["duration_ns"]) == ("read", 10, 30)
+    assert pd.isna(row["correlation"])
+    assert len(of_kind(trace, "runtime")) == 1
+
+
+@pytest.mark.parametrize("absent", ["nameId", "globalTid"])
+def test_calls_of_the_system_that_say_too_little_are_left_out(tmp_path, absent):
+    table, row = system_call("read", 10, 40)
+    del row[absent]
+    trace = read(write(tmp_path, kernel(), launch(), (table, row)))
+    assert trace.ranges["kind"].tolist() == ["runtime"]
 
 
 def test_ranks_are_the_processes_that_used_a_gpu_in_the_order_of_their_ids(tmp_path):

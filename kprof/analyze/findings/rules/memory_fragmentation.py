@@ -13,6 +13,7 @@ from kprof.analyze.findings.queries import (
     whole_of,
 )
 from kprof.analyze.idle.causes import ALLOCATOR
+from kprof.errors import three_digits
 from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
@@ -30,7 +31,7 @@ def check(trace: Trace) -> list[Finding]:
     calls = np.unique(trace.idle["evidence_row"].iloc[idle_rows].dropna().to_numpy(np.int64))
     names = trace.ranges["name"].iloc[calls].astype(str).value_counts()
     steps = count_host_steps(trace)
-    said = ", ".join(f"{n / steps:.3g} {name}" for name, n in names.head(3).items())
+    said = ", ".join(f"{three_digits(n / steps)} {name}" for name, n in names.head(3).items())
     claim = (
         f"In {whole_of(trace)} the driver is asked for memory ({said}), and the GPU idles for "
         f"{in_words(per_step(trace, lost_ns))} ({percent(share)} of {whole_of(trace)})"

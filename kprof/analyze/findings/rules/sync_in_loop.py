@@ -11,6 +11,7 @@ from kprof.analyze.findings.queries import (
     whole_of,
 )
 from kprof.analyze.idle.causes import SYNCHRONIZATION
+from kprof.errors import three_digits
 from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
@@ -25,7 +26,7 @@ def check(trace: Trace) -> list[Finding]:
     if share < LEAST_SHARE:
         return []
     calls = trace.idle["evidence_row"].iloc[idle_rows].nunique() / count_host_steps(trace)
-    often = f"{calls:.3g} {'time' if calls == 1 else 'times'}"
+    often = f"{three_digits(calls)} {'time' if calls == 1 else 'times'}"
     claim = (
         f"The host stops to wait for the GPU {often} in {whole_of(trace)}; the queue "
         f"runs empty, and the GPU idles for {in_words(per_step(trace, lost_ns))} "

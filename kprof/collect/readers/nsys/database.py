@@ -60,10 +60,15 @@ class Database:
             yield tuple(_decoded(value) for value in row)
 
     def numbers(
-        self, table: str, needed: Sequence[str], optional: Sequence[str] = ()
+        self,
+        table: str,
+        needed: Sequence[str],
+        optional: Sequence[str] = (),
+        where: str = "TRUE",
     ) -> dict[str, Numbers]:
         """Return columns of whole numbers; `MISSING` for NULL and for an optional absent one.
 
+        `where` chooses rows, in SQL.
         A table that is absent has no rows. A row with a text where a number is needed is left out
         and counted, and so is all that lies on pages that cannot be read.
 
@@ -76,7 +81,8 @@ class Database:
         self._require(table, needed)
         present = [name for name in names if self.has(table, name)]
         chosen = ", ".join(f"COALESCE({_quoted(name)}, {MISSING})" for name in present)
-        cursor = self._connection.execute(f"SELECT {chosen} FROM {_quoted(table)} ORDER BY rowid")
+        query = f"SELECT {chosen} FROM {_quoted(table)} WHERE {where} ORDER BY rowid"
+        cursor = self._connection.execute(query)
         parts = [np.zeros((0, len(present)), dtype=np.int64)]
         for batch in self._whole_batches(cursor, table):
             numbers, num_damaged = _as_numbers(batch, [name in VITAL for name in present])

@@ -1,4 +1,4 @@
-"""Host ranges of Nsight Systems: runtime calls, NVTX ranges (also operators), library calls."""
+"""Host ranges of Nsight Systems: NVTX ranges (also operators), calls of runtime and system."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from kprof.analyze.intervals import Intervals, disjoint
 from kprof.collect.readers.kineto.columns import Vocabulary
 from kprof.collect.readers.kineto.events import MISSING
 from kprof.collect.readers.marks import mark_in
@@ -21,7 +22,7 @@ from kprof.collect.readers.nsys.ranks import ONE_THREAD, Processes
 from kprof.collect.readers.table_columns import as_declared, category, nullable
 
 TABLE = "NVTX_EVENTS"
-KINDS = ("capture", "graph", "module", "op", "phase", "range", "runtime", "step")
+KINDS = ("capture", "graph", "module", "op", "phase", "range", "runtime", "step", "system")
 # Pushed and popped on one thread, or started and ended anywhere; also imported ones of both sorts.
 _EVENT_TYPES = "(59, 60, 70, 71)"
 _NUMBERS = ("start", "end", "globalTid", "endGlobalTid")
@@ -106,8 +107,10 @@ class Batch:
 RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 # Traced only on request.
 LIBRARIES = ("CUDNN_EVENTS", "CUBLAS_EVENTS")
+SYSTEM = "OSRT_API"
 TABLES = (RUNTIME, TABLE, *LIBRARIES)
 
+_OF_A_CALL = ("start", "end", "globalTid", "nameId")
 _COLUMNS = ("kind", "name", "start", "end", "thread", "correlation", "sequence", "shapes")
 # The runtime's version in a name, not the number of a driver's call: cudaMalloc_v3020, not _v2.
 _VERSION = re.compile(r"_v[0-9]{4,}$")
@@ -146,10 +149,14 @@ def ranges_of(
     _add_calls(database, rows, texts, RUNTIME, "runtime")
     for table in LIBRARIES:
         _add_calls(database, rows, texts, table, "range")
+    if all(database.has(SYSTEM, name) for name in _OF_A_CALL) and database.has(RUNTIME):
+        # Threads that launch nothing explain no idle time, and may be hundreds.
+        where = f"globalTid IN (SELECT DISTINCT globalTid FROM {RUNTIME})"
+        _add_calls(database, rows, texts, SYSTEM, "system", where)
     for batch in batches_of(database, texts):
         _add_ranges(rows, batch)
         counts["crossing"] += batch.num_crossing
-    found = rows.joined()
+    found = _without_inner_calls(rows.joined())
     is_open = found["end"] == MISSING
     counts["open"] = int(is_open.sum())
     found["end"][is_open] = max(device_end, _latest(found))
@@ -159,9 +166,13 @@ def ranges_of(
     return _table(found, processes, texts), counts
 
 
-def _add_calls(database: Database, rows: _Rows, texts: Texts, table: str, kind: str) -> None:
-    """Add a table of calls; their names are ids of texts."""
-    calls = database.numbers(table, ("start", "end", "globalTid", "nameId"), ("correlationId",))
+def _add_calls(
+    database: Database, rows: _Rows, texts: Texts, table: str, kind: str, where: str = "TRUE"
+) -> None:
+    """Add a table of calls; their names are ids of texts. The system's launch nothing."""
+    calls = database.numbers(table, _OF_A_CALL, ("correlationId",), where)
+    if kind == "system":
+        calls["correlationId"] = np.full(len(calls["start"]), MISSING, dtype=np.int64)
     names = database.texts(table, "nameId")
     ids, codes = np.unique(calls["nameId"], return_inverse=True)
     spelled = [_VERSION.sub("", names.get(number, f"call {number}")) for number in ids.tolist()]
@@ -174,6 +185,21 @@ def _add_calls(database: Database, rows: _Rows, texts: Texts, table: str, kind: 
         thread=calls["globalTid"],
         correlation=calls["correlationId"],
     )
+
+
+def _without_inner_calls(found: dict[str, Numbers]) -> dict[str, Numbers]:
+    """Leave out calls of the system that a call of the runtime makes: they belong to it."""
+    is_system = found["kind"] == KINDS.index("system")
+    is_runtime = found["kind"] == KINDS.index("runtime")
+    kept = ~is_system
+    for thread in np.unique(found["thread"][is_system]).tolist():
+        is_here = found["thread"] == thread
+        calls, mine = np.flatnonzero(is_here & is_runtime), np.flatnonzero(is_here & is_system)
+        runtime = disjoint(Intervals(found["start"][calls], found["end"][calls], calls))
+        first = np.searchsorted(runtime.end, found["start"][mine], "right")
+        begins = np.append(runtime.start, np.iinfo(np.int64).max)[first]
+        kept[mine[found["end"][mine] <= begins]] = True
+    return {name: column[kept] for name, column in found.items()}
 
 
 def batches_of(database: Database, texts: Texts) -> Iterator[Batch]:
