@@ -71,6 +71,12 @@ def launches_in_words(number: float) -> str:
     return f"{text} {'launch' if text == '1' else 'launches'}"
 
 
+def times_in_words(number: float) -> str:
+    """Return how often something happens in a step: once, 2 times, 0.33 times, 5,480 times."""
+    text = three_digits(number)
+    return "once" if text == "1" else f"{text} times"
+
+
 def in_words(time_ns: float) -> str:
     """Return a time with its unit, in three digits."""
     for size, unit in TIME_UNITS:

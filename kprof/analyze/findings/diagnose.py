@@ -150,11 +150,18 @@ def _unexplained(trace: Trace, found: list[Finding]) -> Trace:
 
 
 def rank_findings(findings: list[Finding], pricer: Pricer) -> list[Finding]:
-    """Price each finding alone; leave out what would save next to nothing."""
+    """Price each finding alone; leave out what would save next to nothing, also with the others.
+
+    While the host limits the step, faster kernels save nothing; they do once it is fixed.
+    """
     priced = [
         replace(one, saving=pricer.price([one]), cause_ns=pricer.cause_ns(one)) for one in findings
     ]
-    worth = [one for one in priced if _is_worth(one)]
+    worth = [one for one in priced if saves_alone(one)]
+    before = pricer.price(worth) if worth else None
+    if before is not None:
+        rest = [one for one in priced if not saves_alone(one)]
+        worth += [one for one in rest if _adds(pricer.price([*worth, one]), before)]
     return sorted(worth, key=lambda one: _expected(one, pricer), reverse=True)
 
 
@@ -170,7 +177,15 @@ def _expected(finding: Finding, pricer: Pricer) -> float:
     return middle_ns * SURE[finding.confidence]
 
 
-def _is_worth(finding: Finding) -> bool:
+def _adds(saving: Saving | None, before: Saving) -> bool:
+    """Tell whether a saving is larger than one before, by more than next to nothing."""
+    if saving is None or saving.high_ns is None or before.high_ns is None:
+        return False
+    return saving.high_ns - before.high_ns >= LEAST_SAVING * saving.step_ns
+
+
+def saves_alone(finding: Finding) -> bool:
+    """Tell whether a finding may save more than next to nothing if no other fix is made."""
     saving = finding.saving
     if saving is None or saving.high_ns is None or finding.fix == Fix():
         return True

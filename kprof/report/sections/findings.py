@@ -7,6 +7,7 @@ from collections import Counter
 import pandas as pd
 
 from kprof.analyze.attribution.steps import count_gpu_steps, denominator
+from kprof.analyze.findings.diagnose import saves_alone
 from kprof.analyze.findings.one_offs import start_up_ns
 from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
 from kprof.analyze.groupings import collapse_layers, count_gpus
@@ -155,6 +156,10 @@ def saving_interval(saving: Saving | None) -> tuple[str, str]:
     return format_range(low_time, time), format_range(low_share, share)
 
 
+# Something else limits the step, such as the host.
+ONLY_TOGETHER = "Alone, a fix saves next to nothing; it saves once the other fixes are made."
+
+
 def _card(number: int, finding: Finding, diagnosis: Diagnosis, where: str) -> str:
     how = f"How: kprof playbook {finding.playbook}"
     if finding.dry_run and not finding.command:
@@ -170,6 +175,8 @@ def _card(number: int, finding: Finding, diagnosis: Diagnosis, where: str) -> st
     if finding.saving.worth is not None:
         saves += f", {format_worth(finding.saving.worth)} a month at list prices"
     costs = f"It costs {_cost(finding, diagnosis)}{where}"
+    if not saves_alone(finding):
+        return f"{number}. {finding.claim}. {costs}. {ONLY_TOGETHER} {how}"
     return f"{number}. {finding.claim}. {costs}. A fix saves {saves}. {how}"
 
 

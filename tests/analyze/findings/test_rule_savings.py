@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kprof.analyze.findings.claims import fused, proof, proof_by_copy
-from kprof.analyze.findings.diagnose import diagnose, rank_findings
+from kprof.analyze.findings.diagnose import diagnose, rank_findings, saves_alone
 from kprof.analyze.findings.queries import idle_of
 from kprof.analyze.findings.savings import find_pricer
 from kprof.analyze.passes import analyze
@@ -127,6 +127,17 @@ def test_an_unknown_remedy_has_an_unknown_saving():
 def test_what_saves_next_to_nothing_is_left_out():
     tiny = about([1], best_ns=59_900, modest_ns=59_900)
     assert rank_findings([tiny], find_pricer(record(BUSY))) == []
+
+
+def test_faster_kernels_are_kept_where_they_save_once_the_host_no_longer_limits():
+    trace = analyze(Machine().run([kernel("mm", 4_000, host_ns=50_000) for _ in range(10)]))
+    pricer = find_pricer(trace)
+    faster_kernels = about(range(10), best_ns=20_000, modest_ns=20_000)
+    idle_rows = np.flatnonzero((trace.idle["cause"] == "launch-bound").to_numpy(bool))
+    graphs = replace(about([], graphs=True), idle_rows=tuple(idle_rows.tolist()))
+    assert rank_findings([faster_kernels], pricer) == []
+    kept = rank_findings([faster_kernels, graphs], pricer)
+    assert [(one.fix.graphs, saves_alone(one)) for one in kept] == [(True, True), (False, False)]
 
 
 def test_a_sure_finding_comes_before_an_unsure_one_that_promises_a_little_more():

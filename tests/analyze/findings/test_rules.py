@@ -1,6 +1,7 @@
 """Each rule fires on its fault, and is silent on the clean twin and on a near miss."""
 
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,6 +36,7 @@ from tests.analyze.findings.rule_traces import (
     work,
 )
 from tests.planted.machine import Machine
+from tests.planted.workloads import forward
 from tests.quantities import quantities_in
 
 # Rules that weigh what they find by its share of the device time, or of the window.
@@ -317,6 +319,15 @@ def test_shapes_that_are_damaged_are_no_error():
 
 def test_a_prompt_that_is_appended_to_a_cache_is_no_growing_cache():
     assert findings("kv_cache_layout", trace_of_work(*joined([128, 256, 384], new=64))) == []
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_a_few_kernels_are_launched_late_where_steps_are_marked(is_marked):
+    machine = Machine(1)
+    for number in range(3):
+        with machine.step(number) if is_marked else nullcontext():
+            forward(machine, 12, 3 * US)
+    assert bool(findings("launch_bound_host", explained(machine))) is is_marked
 
 
 def test_operators_of_unknown_size_are_no_chain():

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from kprof.analyze.findings.claims import idle_places, in_words, percent
+from kprof.analyze.findings.claims import idle_places, in_words, percent, times_in_words
 from kprof.analyze.findings.one_offs import SILENCE_NS
 from kprof.analyze.findings.queries import count_steps, idle_of, per_step, share_of_whole, whole_of
 from kprof.analyze.idle.causes import LAUNCH_BOUND
-from kprof.errors import three_digits
 from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
@@ -23,8 +22,8 @@ def check(trace: Trace) -> list[Finding]:
     longest_ns = int(trace.idle["duration_ns"].iloc[idle_rows].max())
     number = len(idle_rows) / count_steps(trace)
     silent = (
-        f"{three_digits(number)} times in {whole_of(trace)} the host launches nothing for "
-        f"{in_words(SILENCE_NS)} and more, at worst for {in_words(longest_ns)}"
+        f"The host launches nothing for {in_words(SILENCE_NS)} and more {times_in_words(number)} "
+        f"in {whole_of(trace)}, at worst for {in_words(longest_ns)}"
     )
     if len(idle_rows) == 1:
         silent = f"The host launches nothing for {in_words(longest_ns)}, once in the recording"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from kprof.analyze.attribution.steps import step_rows
 from kprof.analyze.findings.claims import idle_places, in_words, percent, proof_by_copy
 from kprof.analyze.findings.one_offs import SILENCE_NS
 from kprof.analyze.findings.patterns import is_decoding
@@ -21,7 +22,7 @@ from kprof.trace import Trace
 
 # Recording itself slows the host by some percent: idle time below a tenth may be its doing.
 LEAST_SHARE = 0.10
-# With fewer kernels the ends of the window weigh more than its middle.
+# Without steps, with fewer kernels the ends of the window weigh more than its middle.
 FEW = 50
 
 
@@ -30,7 +31,8 @@ def check(trace: Trace) -> list[Finding]:
     idle_rows, lost_ns = idle_of(trace, LAUNCH_BOUND, most_ns=SILENCE_NS)
     share = share_of_whole(trace, lost_ns)
     is_kernel = (trace.kernels["activity"] == "kernel").to_numpy(bool)
-    if share < LEAST_SHARE or is_kernel.sum() < FEW or is_decoding(trace):
+    is_short = is_kernel.sum() < FEW and not len(step_rows(trace.ranges))
+    if share < LEAST_SHARE or is_short or is_decoding(trace):
         return []
     median_ns = float(np.median(durations(trace)[is_kernel])) if is_kernel.any() else 0.0
     number = is_kernel.sum() / count_host_steps(trace)

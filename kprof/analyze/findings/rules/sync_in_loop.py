@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kprof.analyze.findings.claims import idle_places, in_words, percent
+from kprof.analyze.findings.claims import idle_places, in_words, percent, times_in_words
 from kprof.analyze.findings.queries import (
     count_host_steps,
     idle_of,
@@ -11,7 +11,6 @@ from kprof.analyze.findings.queries import (
     whole_of,
 )
 from kprof.analyze.idle.causes import SYNCHRONIZATION
-from kprof.errors import three_digits
 from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
@@ -26,10 +25,9 @@ def check(trace: Trace) -> list[Finding]:
     if share < LEAST_SHARE:
         return []
     calls = trace.idle["evidence_row"].iloc[idle_rows].nunique() / count_host_steps(trace)
-    often = f"{three_digits(calls)} {'time' if calls == 1 else 'times'}"
     claim = (
-        f"The host stops to wait for the GPU {often} in {whole_of(trace)}; the queue "
-        f"runs empty, and the GPU idles for {in_words(per_step(trace, lost_ns))} "
+        f"The host stops to wait for the GPU {times_in_words(calls)} in {whole_of(trace)}; the "
+        f"queue runs empty, and the GPU idles for {in_words(per_step(trace, lost_ns))} "
         f"({percent(share)} of {whole_of(trace)})"
     )
     return [
