@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+
 
 def main() -> None:
     """Run the command line."""
-    from kprof.cli import run_command_line
+    try:
+        from kprof.cli import run_command_line
 
-    run_command_line()
+        run_command_line()
+    except KeyboardInterrupt:
+        # Before the command; the exit code is the shell's for SIGINT.
+        sys.stderr.write("kprof: interrupted\n")
+        sys.exit(130)
 
 
 if __name__ == "__main__":

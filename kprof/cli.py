@@ -142,7 +142,12 @@ def add_command(app: typer.Typer, module: ModuleType) -> None:
     @app.command(name, cls=Command, context_settings=getattr(module, "SETTINGS", None))
     @wraps(function)
     def command(*words: object, **options: object) -> None:
-        answer = function(*words, **options)
+        try:
+            answer = function(*words, **options)
+        except KeyboardInterrupt:
+            # The parser would exit without a word. A command tells itself what it keeps.
+            say("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
         if answer is None:
             return
         problem = _write(answer)
@@ -181,6 +186,8 @@ def _print(answer: Answer) -> None:
     console.print(last, soft_wrap=True, markup=False, highlight=False)
 
 
+# The exit code that shells give a program that SIGINT (2) ended.
+INTERRUPTED = 128 + 2
 # The exit code of faults of kprof, as sysexits.h calls EX_SOFTWARE.
 FAULT = 70
 

@@ -9,6 +9,7 @@ import pytest
 import typer
 from typer.main import get_command
 
+from kprof.__main__ import main
 from kprof.cli import COMMANDS, add_command, app, run_command_line
 from kprof.collect.sources import readers
 from kprof.commands import Answer
@@ -42,6 +43,7 @@ def test_the_list_of_commands_says_of_each_in_full_what_it_does(capsys, monkeypa
 
 HELP_OF_EACH = """
 import sys
+from kprof.__main__ import main
 from kprof.cli import COMMANDS, run_command_line
 codes = set()
 for name in COMMANDS:
@@ -275,10 +277,18 @@ def test_a_missing_script_exits_with_two(tmp_path, monkeypatch, capfd):
 
 def app_with(answer):
     """Return a command line whose one command gives this answer."""
+    return app_of(lambda: answer)
+
+
+def app_of(ask):
     module = types.ModuleType("kprof.commands.ask")
-    module.ask = lambda: answer
+    module.ask = ask
     add_command(app := typer.Typer(), module)
     return app
+
+
+def interrupted():
+    raise KeyboardInterrupt
 
 
 def test_an_answer_that_cannot_be_written_is_an_error(monkeypatch):
@@ -307,3 +317,18 @@ def test_a_fault_of_kprof_has_a_traceback_and_is_no_answer(monkeypatch, capsys):
 
 def full_disk(*arguments):
     raise OSError(28, "No space left on device")
+
+
+def test_ctrl_c_says_one_line_and_exits_as_shells_expect(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        app_of(interrupted)([])
+    assert stopped.value.code == 130
+    assert capsys.readouterr().err == "kprof: interrupted\n"
+
+
+def test_ctrl_c_before_the_command_does_the_same(monkeypatch, capsys):
+    monkeypatch.setattr("kprof.cli.run_command_line", interrupted)
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 130
+    assert capsys.readouterr().err == "kprof: interrupted\n"
