@@ -40,6 +40,8 @@ FOREIGN = (
 
 # Enough of a file to see who wrote it.
 HEAD_BYTES = 1 << 16
+# What Git holds in the place of a large file.
+GIT_LFS = b"version https://git-lfs.github.com/spec/"
 SUFFIXES = (
     *(f"{suffix}{packed}" for suffix in (".json", ".sqlite") for packed in ("", *PACKED)),
     REPORT_SUFFIX,
@@ -147,9 +149,15 @@ def read_source(source: Source) -> Trace:
 def head_of(path: Path) -> bytes:
     """Return the beginning of a file, unpacked as far as it can be."""
     try:
-        return unpacked_head(path, HEAD_BYTES)
+        head = unpacked_head(path, HEAD_BYTES)
     except OSError as error:
         raise _unreadable(path, error) from error
+    if head.startswith(GIT_LFS):
+        raise TraceError(
+            f"{path.name} is not the file itself, but Git LFS's note of where it is",
+            fix=f"fetch it: git lfs pull --include {path.name}",
+        )
+    return head
 
 
 def refusal(path: Path, head: bytes) -> TraceError:

@@ -260,3 +260,9 @@ def test_a_pickle_that_is_no_snapshot_is_one_clear_error(here, kprof):
 def test_an_option_that_a_memory_snapshot_has_no_use_for_is_refused(here, kprof):
     memory_snapshots.write(here / "a.pickle", memory_snapshots.snapshot())
     assert "--out" in one_clear_error(kprof("a.pickle", "--out", "b.kprof"))
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz", "a.sqlite", "a.nsys-rep", "a.csv"])
+def test_what_git_lfs_has_not_fetched_is_to_be_fetched(here, kprof, name):
+    (here / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    assert f"git lfs pull --include {name}" in one_clear_error(kprof(name))
