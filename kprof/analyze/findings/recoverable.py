@@ -48,6 +48,7 @@ def recoverable_ns(trace: Trace) -> pd.arrays.IntegerArray:
     seen = without_lead(steady)
     recoverable = seen.idle["recoverable_ns"].copy()
     asleep = sleeps(seen)
+    recoverable.iloc[_waits_of_unknown_aim(seen)] = pd.NA
     recoverable.iloc[asleep] = seen.idle["duration_ns"].to_numpy(np.int64)[asleep]
     recoverable.iloc[perhaps_once(trace)] = pd.NA
     found: pd.arrays.IntegerArray = recoverable.array
@@ -89,11 +90,22 @@ def perhaps_once(trace: Trace) -> Int64s:
     return np.concatenate(found)
 
 
+def _waits_of_unknown_aim(trace: Trace) -> Int64s:
+    """Return the rows of `idle` in which a call of the system waits.
+
+    A worker that loads data, a lock or a request: only stacks tell.
+    """
+    rows, _ = idle_of(trace, NO_WORK)
+    evidence = trace.idle["evidence_row"].to_numpy(np.int64, na_value=-1)[rows]
+    is_system = np.append(is_one_of(trace.ranges["kind"], "system"), False)
+    return rows[is_system[evidence]]
+
+
 def sleeps(trace: Trace) -> Int64s:
     """Return the rows of `idle` in which the host slept in training, or amid a model's pass.
 
-    Only stacks tell. Without them sleep looks like Python that computes, and a host that shows
-    nothing, outside every step, may do anything.
+    Stacks tell, or calls of the system. Without them sleep looks like Python that computes, and a
+    host that shows nothing, outside every step, may do anything.
     """
     rows, _ = idle_of(trace, NO_WORK)
     rows = rows[trace.idle["evidence_row"].notna().to_numpy(bool)[rows]]

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from kprof.analyze.findings.recoverable import recoverable_ns
 from kprof.analyze.idle.host_state import matching, threads_in
 from tests.analyze.idle.idle_traces import LAUNCH, US, WAIT, analyzed, causes, spent
 
@@ -136,6 +137,25 @@ def test_another_call_of_the_system_is_the_hosts_work(name):
     longest = idle.loc[idle["duration_ns"].idxmax()]
     assert (longest["cause"], longest["place"]) == ("launch-bound", name)
     assert longest["duration_ns"] >= 8700 * US
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "recoverable"),
+    [
+        ("python", "<built-in function sleep>", 0),
+        # Of a worker's batch, a lock or a request: the call alone does not tell.
+        ("system", "poll", pd.NA),
+    ],
+)
+def test_what_a_waiting_call_would_give_back_is_not_known(kind, name, recoverable):
+    trace = analyzed(
+        {"duration_ns": 100 * US},
+        {"start_ns": 9000 * US, "correlation": 1},
+        ranges=[{**LAUNCH, "start_ns": 8990 * US}, spent(200, 8900, kind=kind, name=name)],
+    )
+    waits = (trace.idle["cause"] == "no work").to_numpy(bool)
+    assert trace.idle["duration_ns"][waits].sum() == 8700 * US
+    assert recoverable_ns(trace)[waits].tolist() == [recoverable]
 
 
 def test_what_the_profiler_does_amid_a_launch_is_the_profilers():
