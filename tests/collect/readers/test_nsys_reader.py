@@ -198,23 +198,25 @@ def test_calls_of_libraries_are_ranges(tmp_path):
 
 def test_calls_of_the_system_are_ranges_where_a_thread_launches_work(tmp_path):
     rows = [
-        system_call("read", 10, 40),
+        system_call("read", 10_000, 40_000),
         # A part of the call that makes it.
-        system_call("ioctl", 52, 58),
-        system_call("poll", 45, 55),
+        system_call("ioctl", 52_000, 58_000),
+        system_call("poll", 45_000, 55_000),
         # Of a thread that launches nothing.
-        system_call("nanosleep", 0, 900, tid=7),
+        system_call("nanosleep", 0, 90_000, tid=7),
+        # Too short to explain anything.
+        system_call("write", 41_000, 42_000),
     ]
-    trace = read(write(tmp_path, kernel(), launch(), *rows))
+    trace = read(write(tmp_path, kernel(), launch(start=50_000, end=60_000), *rows))
     row = only(of_kind(trace, "system"))
-    assert (row["name"], row["start_ns"], row["duration_ns"]) == ("read", 10, 30)
+    assert (row["name"], row["start_ns"], row["duration_ns"]) == ("read", 10_000, 30_000)
     assert pd.isna(row["correlation"])
     assert len(of_kind(trace, "runtime")) == 1
 
 
 @pytest.mark.parametrize("absent", ["nameId", "globalTid"])
 def test_calls_of_the_system_that_say_too_little_are_left_out(tmp_path, absent):
-    table, row = system_call("read", 10, 40)
+    table, row = system_call("read", 10_000, 40_000)
     del row[absent]
     trace = read(write(tmp_path, kernel(), launch(), (table, row)))
     assert trace.ranges["kind"].tolist() == ["runtime"]

@@ -108,6 +108,8 @@ RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 # Traced only on request.
 LIBRARIES = ("CUDNN_EVENTS", "CUBLAS_EVENTS")
 SYSTEM = "OSRT_API"
+# Calls of the system that are shorter explain no gap that would be worth an edit.
+SHORTEST_CALL_NS = 5_000
 TABLES = (RUNTIME, TABLE, *LIBRARIES)
 
 _OF_A_CALL = ("start", "end", "globalTid", "nameId")
@@ -150,8 +152,9 @@ def ranges_of(
     for table in LIBRARIES:
         _add_calls(database, rows, texts, table, "range")
     if all(database.has(SYSTEM, name) for name in _OF_A_CALL) and database.has(RUNTIME):
-        # Threads that launch nothing explain no idle time, and may be hundreds.
-        where = f"globalTid IN (SELECT DISTINCT globalTid FROM {RUNTIME})"
+        # Threads that launch nothing explain no idle time, nor do short calls; both may be many.
+        launching = f"globalTid IN (SELECT DISTINCT globalTid FROM {RUNTIME})"
+        where = f'{launching} AND "end" - "start" >= {SHORTEST_CALL_NS}'
         _add_calls(database, rows, texts, SYSTEM, "system", where)
     for batch in batches_of(database, texts):
         _add_ranges(rows, batch)
