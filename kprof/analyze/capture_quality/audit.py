@@ -432,10 +432,21 @@ def _orphans(trace: Trace) -> Iterator[Check]:
     )
 
 
+# Ranges that name what launched an activity.
+NAMING = ("op", "range", "module", "phase")
+ATTRIBUTE = "record with torch's profiler (`kprof run`), or name parts of the program with NVTX"
+
+
 def _attribution(trace: Trace) -> Iterator[Check]:
     bucket = trace.kernels["bucket"]
     in_graph = share_of_time(trace.kernels, bucket == "graph")
     share = in_graph + share_of_time(trace.kernels, bucket == "unlinked")
+    has_names = trace.ranges["kind"].isin(NAMING).any() or (bucket == "attributed").any()
+    if share and not has_names:
+        # Of a program without PyTorch there is nothing more to know.
+        why = "neither an operator nor a range was recorded"
+        yield Check("Attribution", "unknown", why, "kernels have no name but their own", ATTRIBUTE)
+        return
     yield from checked(
         "Attribution",
         graded(share, UNNAMED),

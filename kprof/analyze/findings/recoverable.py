@@ -98,7 +98,7 @@ def _waits_of_unknown_aim(trace: Trace) -> Int64s:
     rows, _ = idle_of(trace, NO_WORK)
     evidence = trace.idle["evidence_row"].to_numpy(np.int64, na_value=-1)[rows]
     is_system = np.append(is_one_of(trace.ranges["kind"], "system"), False)
-    return rows[is_system[evidence]]
+    return np.asarray(rows[is_system[evidence]])
 
 
 def sleeps(trace: Trace) -> Int64s:

@@ -89,6 +89,20 @@ def test_time_without_a_launch_record_is_graded_by_its_share(orphan_ns, verdict)
     assert check(trace, "Orphans").verdict == verdict
 
 
+@pytest.mark.parametrize(
+    ("ranges", "verdict"),
+    [
+        ([], "unknown"),
+        ([{"kind": "runtime", "name": "cudaLaunchKernel"}], "unknown"),
+        ([{"kind": "op", "name": "aten::mm"}], "bad"),
+        ([{"kind": "range", "name": "solve"}], "bad"),
+    ],
+)
+def test_a_program_without_operators_and_ranges_is_no_bad_recording(ranges, verdict):
+    trace = analyzed_trace_of({"bucket": "unlinked"}, ranges=ranges)
+    assert check(trace, "Attribution").verdict == verdict
+
+
 @pytest.mark.parametrize(("unnamed_ns", "verdict"), [(10, "good"), (100, "limited"), (300, "bad")])
 def test_time_without_an_operator_is_graded_by_its_share(unnamed_ns, verdict):
     trace = analyzed_trace_of(
