@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from kprof.report.calibration import result_of_calibration
 from kprof.report.sla_verdict import result_of_sla
 from tests.analyze.test_fit import CONFIG
 from tests.collect import nsys_files
+from tests.commands.test_cli import kprof
 from tests.ncu_files import launch, raw_page
 from tests.report.partner_evidence import everything
 from tests.test_repository import DOCUMENTS, commands_in
@@ -56,9 +56,6 @@ for _ in range(8):
 '''
 
 
-HEARD = {"capture_output": True, "text": True, "timeout": 600}
-
-
 def documented():
     """Return the documents' commands, each once, in the order of reading."""
     return list(dict.fromkeys(line for path in DOCUMENTS for line in commands_in(path)))
@@ -69,24 +66,23 @@ def reason_to_leave_out(line):
     return next((why for start, why in LEFT_OUT.items() if line.startswith(start)), None)
 
 
-def run(folder, line):
-    """Run a command line in `folder`; return how it ended, or None where that is expected."""
+def run(line, heard):
+    """Run a command line; return how it ended, or None where that is expected."""
     words = shlex.split(line)[1:]
-    command = [sys.executable, "-m", "kprof", *words]
     # Of an earlier command, in another document.
-    (folder / "report.html").unlink(missing_ok=True)
-    shutil.rmtree(folder / "report.kprof", ignore_errors=True)
-    # torchrun lies beside Python.
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(command, cwd=folder, env={**os.environ, "PATH": path}, **HEARD)
-    if done.returncode in ANSWERS.get(words[0], {0}):
-        return None
-    return f"{done.returncode}: {done.stderr[-800:]}"
+    Path("report.html").unlink(missing_ok=True)
+    shutil.rmtree("report.kprof", ignore_errors=True)
+    code = kprof(*words)
+    told = heard.readouterr().err
+    return None if code in ANSWERS.get(words[0], {0}) else f"{code}: {told[-800:]}"
 
 
 @pytest.fixture
-def folder(tmp_path):
-    """Return a folder that holds the files that the documents speak of."""
+def folder(tmp_path, monkeypatch):
+    """Return a folder that holds the files that the documents speak of, and work in it."""
+    monkeypatch.chdir(tmp_path)
+    # torchrun lies beside Python.
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     for name in ("examples", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "train.py").write_text(TRAIN)
@@ -116,14 +112,10 @@ def write_recordings(folder):
     shutil.copytree(RECORDINGS / "whole_step", folder / "ranks")
     (folder / "report.csv").write_text(raw_page(launch()))
     nsys_files.write(folder, nsys_files.kernel(), name="report.sqlite")
-    for name, source in {
-        "train": "llama_train",
-        "before": "llama_train",
-        "after": "compiled",
-        "main": "llama_train",
-    }.items():
-        line = f"kprof open tests/data/h200/{source}.json.gz --out {name}.kprof"
-        assert run(folder, line) is None
+    for name, source in {"train": "llama_train", "after": "compiled"}.items():
+        assert kprof("open", RECORDINGS / f"{source}.json.gz", "--out", f"{name}.kprof") == 0
+    for name in ("before", "main"):
+        shutil.copytree(folder / "train.kprof", folder / f"{name}.kprof")
 
 
 def write_answers(folder):
@@ -134,7 +126,7 @@ def write_answers(folder):
         shutil.copy(EXAMPLES / "ab_planted_2_percent" / f"{name}.json", folder)
     shutil.copytree(ROOT / "tests/data/responses/aiperf", folder, dirs_exist_ok=True)
     shutil.copy(ROOT / "tests/data/responses/vllm.json", folder / "results.json")
-    assert run(folder, 'kprof engage init customer "A customer"') is None
+    assert kprof("engage", "init", "customer", "A customer") == 0
     evidence = everything()
     before, after = (result_of_sla(level) for level in evidence.service_levels)
     gate = result_of_gate(evidence.gates[0])
@@ -157,7 +149,8 @@ def test_every_reason_to_leave_a_command_out_is_needed():
 
 
 @pytest.mark.slow
-def test_a_documented_command_runs(folder):
+@pytest.mark.usefixtures("folder")
+def test_a_documented_command_runs(capfd):
     lines = [line for line in documented() if reason_to_leave_out(line) is None]
     assert len(lines) > 50
-    assert {line: how for line in lines if (how := run(folder, line)) is not None} == {}
+    assert {line: how for line in lines if (how := run(line, capfd)) is not None} == {}
