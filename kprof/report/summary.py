@@ -20,6 +20,7 @@ from kprof.analyze.attribution.steps import (
 from kprof.analyze.capture_quality.audit import Verdict, audit
 from kprof.analyze.capture_quality.overhead import measure_cost
 from kprof.analyze.findings.queries import matches, whole_of
+from kprof.analyze.findings.unexplained import LARGE_SHARE
 from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
 from kprof.analyze.roofline.utilisation import measure_utilisation
 from kprof.errors import KprofError
@@ -79,6 +80,17 @@ class BestChange:
 
 
 @dataclass(frozen=True)
+class LargeCost:
+    """A large cost whose saving, or whose change, is not known."""
+
+    rule: str
+    claim: str
+    saving: Saving | None
+    command: str
+    """The next command."""
+
+
+@dataclass(frozen=True)
 class Summary:
     """The answer of a report, on which its first screen is built."""
 
@@ -104,6 +116,8 @@ class Summary:
     """Where the time goes, longest first."""
     limits: tuple[LimitPart, ...]
     """The same time by what limits it, longest first."""
+    large_cost: LargeCost | None
+    """The first finding, where it is a large cost that none of the changes is known to save."""
     changes: tuple[BestChange, ...]
     """The changes with the largest savings, weighed by their certainty, largest first."""
     num_changes: int
@@ -141,6 +155,7 @@ def summarize(trace: Trace) -> Summary:
         total_ns=total_ns,
         time=_time(split, total_ns),
         limits=_limits(trace, split, total_ns),
+        large_cost=_large_cost(diagnosis),
         changes=_changes(proposed[:NUM_CHANGES]),
         num_changes=len(proposed),
         together=diagnosis.together,
@@ -196,6 +211,19 @@ def _proposed(diagnosis: Diagnosis) -> list[Finding]:
     ]
 
 
+def _large_cost(diagnosis: Diagnosis) -> LargeCost | None:
+    """Return the first finding where it comes before those that would save time, being large."""
+    if not diagnosis.findings or (first := diagnosis.findings[0]) in _proposed(diagnosis):
+        return None
+    if first.rule != UNEXPLAINED and (first.cause_ns or 0) <= LARGE_SHARE * diagnosis.whole_ns:
+        return None
+    return LargeCost(first.rule, first.claim, first.saving, _next_command(first))
+
+
+def _next_command(finding: Finding) -> str:
+    return finding.command or f"kprof playbook {finding.playbook}"
+
+
 def _changes(findings: list[Finding]) -> tuple[BestChange, ...]:
     words = _words_of_changes() if findings else {}
     return tuple(
@@ -205,7 +233,7 @@ def _changes(findings: list[Finding]) -> tuple[BestChange, ...]:
             one.claim,
             one.saving,
             one.confidence,
-            one.command or f"kprof playbook {one.playbook}",
+            _next_command(one),
         )
         for one in findings
         if one.saving is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from kprof.report.sections.summary import render
 from kprof.report.sections.time import render as render_time
 from kprof.report.summary import summarize
 from kprof.report.terminal import print_summary
+from kprof.trace import Gpu
 from tests.analyze.findings.rule_cases import CASES
 from tests.analyze.findings.rule_traces import US, ran, trace_of_work
 from tests.section_traces import HOST_ONLY, RICH
@@ -202,3 +204,34 @@ def test_the_machine_readable_result_holds_the_same_summary():
 def test_a_summary_without_a_diagnosis_proposes_nothing():
     found = summarize(analyzed_trace_of({}))
     assert (found.changes, found.num_changes, found.unexplained) == ((), 0, ())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_large_cost_without_a_known_saving_is_told_before_the_changes(name):
+    trace = trace_named(name)
+    found, screen = summarize(trace), in_one_line(first_screen(trace))
+    findings = (trace.diagnosis or Diagnosis()).findings
+    proposed = [one.claim for one in found.changes]
+    first = [one for one in findings[:1] if one.claim not in proposed]
+    told = [] if found.large_cost is None else [found.large_cost.claim]
+    assert told == [one.claim for one in first]
+    assert all(in_one_line(one) in screen for one in told)
+
+
+@pytest.mark.parametrize(("share", "is_large"), [(0.1, False), (0.9, True)])
+def test_a_finding_whose_saving_is_not_known_is_told_where_it_costs_much(share, is_large):
+    trace = trace_named("data_loading")
+    (known,) = [one for one in trace.diagnosis.findings if one.rule == "data_loading"]
+    whole_ns = trace.diagnosis.whole_ns
+    stall = replace(known, saving=None, cause_ns=round(share * whole_ns))
+    found = summarize(trace.with_conclusions((), Diagnosis((stall,), whole_ns=whole_ns)))
+    assert (found.large_cost is not None, found.changes) == (is_large, ())
+
+
+@pytest.mark.parametrize(
+    ("gpu", "names_ncu"),
+    [("NVIDIA H100", True), ("CUDA device of architecture 86", True), ("AMD Instinct", False)],
+)
+def test_counters_are_asked_of_the_profiler_of_the_device(gpu, names_ncu):
+    trace = analyzed_trace_of({"kind": "gemm"}, gpus=(Gpu(0, gpu),))
+    assert ("--ncu" in first_screen(trace)) is names_ncu

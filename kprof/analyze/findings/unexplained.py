@@ -58,6 +58,7 @@ STREAMS = "which event an activity waited for is not in the recording"
 NSYS = "Nsight Systems shows it: kprof run --nsys SCRIPT"
 NCU = "count their bound: kprof run --ncu SCRIPT"
 OTHERS = "count their bound with the profiler of the device's vendor"
+OF_NVIDIA = re.compile(r"NVIDIA|CUDA|Tesla|GeForce|Quadro")
 OTHER_VENDORS = re.compile(r"AMD|Radeon|Instinct|HIP |gfx\d|Intel|Gaudi|Ascend|MTIA|ARTEMIS")
 LEARN = {
     causes.LAUNCH_BOUND: STACKS,
@@ -256,8 +257,11 @@ def _reached(trace: Trace, rows: np.ndarray) -> str:
 
 def is_of_nvidia(trace: Trace) -> bool:
     """Tell whether the devices are NVIDIA's, by their names and the calls of their runtime."""
-    if any(OTHER_VENDORS.search(gpu.name) for gpu in trace.meta.gpus):
+    names = [gpu.name for gpu in trace.meta.gpus]
+    if any(OTHER_VENDORS.search(name) for name in names):
         return False
+    if any(OF_NVIDIA.search(name) for name in names):
+        return True
     ranges = trace.ranges
     calls = ranges["name"][(ranges["kind"] == "runtime").to_numpy(bool)].unique()
     return not len(calls) or any(str(name).startswith("cu") for name in calls)
@@ -332,6 +336,9 @@ def _operators(trace: Trace) -> Iterator[tuple[float, Finding]]:
     names = trace.kernels["name"].astype(str)
     took = trace.kernels["duration_ns"][is_asked]
     sums = took.groupby(names[is_asked]).sum().nlargest(NUM_OPERATORS)
+    # Work of one step alone has no name here.
+    if sums.empty:
+        return
     spent, steps = int(took.sum()), 1 if is_outside.all() else count_steps(trace)
     said = ", ".join(
         f"{clipped(str(name))} {in_words(ns / steps)} ({percent(ns / max(spent, 1))})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from kprof.analyze.findings.unexplained import is_of_nvidia
 from kprof.findings import Diagnosis
 from kprof.report.figures import IDLE_COLOUR, UNKNOWN_COLOUR, colours_of
 from kprof.report.section import Bar, Part, Section, Segment, Text
@@ -34,6 +35,7 @@ LEAST_LIMIT = 0.01
 NO_CAUSE = "idle time whose cause is not known"
 HOST_IDLE = "time between operators (Python code or waiting)"
 TO_KNOW = "Counters tell: `kprof run --ncu SCRIPT`."
+TO_KNOW_OF_OTHERS = "Counters tell: see the profiler of the device's vendor."
 NOT_COUNTED = ("copy", "set")
 BOUNDS = {
     "memory": "memory bandwidth",
@@ -51,7 +53,7 @@ def render(trace: Trace) -> Section:
     parts: list[Part] = [Text(HOST_ONLY, "warning")] if summary.is_host_only else []
     parts.append(Text(_lead(summary, trace.meta.num_all_ranks)))
     if summary.time:
-        parts += [_bar(summary), Text(_limit(summary))]
+        parts += [_bar(summary), Text(_limit(summary, is_of_nvidia=is_of_nvidia(trace)))]
     parts += _changes(summary, trace.diagnosis or Diagnosis())
     parts.append(Text(_quality(summary)))
     return Section(TITLE, ORDER, tuple(parts))
@@ -66,7 +68,8 @@ def _lead(summary: Summary, num_all_ranks: int) -> str:
         return f"{told}: no time was recorded."
     takes = format_time(summary.whole_ns)
     if not summary.num_steps:
-        return f"{told}: {summary.whole} takes {takes}; no step was marked.{_used(summary)}"
+        verb = "is" if summary.whole == "the device time" else "takes"
+        return f"{told}: {summary.whole} {verb} {takes}; no step was marked.{_used(summary)}"
     recorded = format_count(summary.num_steps, "recorded step")
     ranks = f" of {format_count(summary.num_ranks, 'rank')}" if num_all_ranks > 1 else ""
     if summary.num_ranks < num_all_ranks:
@@ -128,7 +131,7 @@ def _segment(
     )
 
 
-def _limit(summary: Summary) -> str:
+def _limit(summary: Summary, *, is_of_nvidia: bool) -> str:
     first, *others = summary.limits
     words = {**BOUNDS, **ON_THE_HOST} if summary.is_host_only else BOUNDS
     no_cause = HOST_IDLE if summary.is_host_only else NO_CAUSE
@@ -137,7 +140,7 @@ def _limit(summary: Summary) -> str:
     # No counter is measured for a copy.
     is_counted = first.mostly not in NOT_COUNTED and not summary.is_host_only
     if first.kind == "bound" and first.name is None and is_counted:
-        told += f" {TO_KNOW}"
+        told += f" {TO_KNOW if is_of_nvidia else TO_KNOW_OF_OTHERS}"
     others = [one for one in others if one.share >= LEAST_LIMIT]
     if second := [
         f"{_in_words(one, words, no_cause)} ({format_share(one.share)})"
@@ -167,6 +170,11 @@ def _in_words(limit: LimitPart, bounds: Mapping[str, str], no_cause: str) -> str
 
 def _changes(summary: Summary, diagnosis: Diagnosis) -> list[Part]:
     parts: list[Part] = []
+    if (cost := summary.large_cost) is not None:
+        is_priced = cost.saving is not None and cost.saving.high_ns is not None
+        unknown = "change" if is_priced else "saving"
+        told = f"Large cost, {unknown} not known: {cost.claim}. Next: `{cost.command}`"
+        parts.append(Text(told, "item"))
     if not summary.changes:
         parts.append(Text(NO_CHANGE))
     for number, one in enumerate(summary.changes, 1):
@@ -175,8 +183,6 @@ def _changes(summary: Summary, diagnosis: Diagnosis) -> list[Part]:
         saves = f"saves {time} ({share}) of {saved_of(one.saving, diagnosis)}"
         told = f"{number}. {change}: {saves}, certainty {one.confidence}. Next: `{one.command}`"
         parts.append(Text(told, "item"))
-    if not summary.changes and summary.unexplained:
-        parts.append(Text(f"{summary.unexplained[0]}. Next: `kprof playbook unexplained_time`"))
     return parts
 
 

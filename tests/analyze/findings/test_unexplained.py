@@ -44,6 +44,7 @@ def learned(trace):
         ("AMD Radeon Graphics", [], False),
         ("", ["hipLaunchKernel"], False),
         ("ARTEMIS", [], False),
+        ("CUDA device of architecture 86", ["launches"], True),
         ("", ["urEnqueueKernelLaunch"], False),
     ],
 )
@@ -204,3 +205,8 @@ def test_what_was_not_recorded_is_advised():
     (of_host,) = find_unexplained(recorded_with((), None, HOST), [])[:1]
     assert "shapes" in of_host.details[-1]
     assert "--stacks" in of_host.details[-1]
+
+
+def test_operators_of_a_host_of_which_none_has_a_name_are_no_finding():
+    trace = recorded_with((), None, {**HOST, "name": None})
+    assert [one for one in find_unexplained(trace, []) if one.rows] == []
