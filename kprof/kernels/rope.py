@@ -2,8 +2,10 @@
 
 With x1 and x2 the halves of a head, y1 = x1 cos1 - x2 sin1 and y2 = x2 cos2 + x1 sin2. q is (B, Hq,
 S, D), k is (B, Hk, S, D), cos and sin are (B or 1, S, D), or of fewer columns: then as many columns
-of each head are rotated, and the rest stays. `rope` returns new tensors, `rope_` works in place. A
-CTA rotates all heads of one token, so it reads cosine and sine once. The backward pass rotates the
+of each head are rotated, and the rest stays. Angles of shape (B or 1, S, R / 2, 2) rotate
+neighbours instead of halves. Angles in float32 beside 16-bit heads round the result alone; angles
+of the same dtype round both terms, too. `rope` returns new tensors, `rope_` works in place. A CTA
+rotates all heads of one token, so it reads cosine and sine once. The backward pass rotates the
 gradients back.
 
 Order, in this and the other single files: kernel, public function, launch, operator, KERNEL.
@@ -35,6 +37,8 @@ from kprof.kernels.runtime import (
 # Of all heads of one token, which a CTA keeps in registers.
 MOST_ELEMENTS = 32_768
 ELEMENTS_PER_WARP, MOST_WARPS = 256, 16
+# Dimensions of angles for halves; those for pairs have one more.
+ANGLES = 3
 
 
 @triton.jit
@@ -59,6 +63,8 @@ def rope_kernel(
     k_out_s: tl.int64,
     angle_b: tl.int64,
     angle_s: tl.int64,
+    angle_step: tl.int64,
+    angle_apart: tl.int64,
     length: tl.int64,
     Q_HEADS: tl.constexpr,
     K_HEADS: tl.constexpr,
@@ -66,41 +72,44 @@ def rope_kernel(
     Q_BLOCK: tl.constexpr,
     K_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr,
+    STEP: tl.constexpr,
+    APART: tl.constexpr,
     IS_BACK: tl.constexpr,
 ):
-    """Rotate all heads of one token."""
+    """Rotate all heads of one token: columns i STEP and i STEP + APART, for i below HALF."""
     token = tl.program_id(0).to(tl.int64)
     b, s = token // length, token % length
     places = tl.arange(0, BLOCK)[None, :]
     is_place = places < HALF
-    angles = b * angle_b + s * angle_s + places
+    angles = b * angle_b + s * angle_s + places * angle_step
     cos_1 = tl.load(cos_BSD + angles, is_place, other=0.0).to(tl.float32)
-    cos_2 = tl.load(cos_BSD + angles + HALF, is_place, other=0.0).to(tl.float32)
+    cos_2 = tl.load(cos_BSD + angles + angle_apart, is_place, other=0.0).to(tl.float32)
     sin_1 = tl.load(sin_BSD + angles, is_place, other=0.0).to(tl.float32)
-    sin_2 = tl.load(sin_BSD + angles + HALF, is_place, other=0.0).to(tl.float32)
+    sin_2 = tl.load(sin_BSD + angles + angle_apart, is_place, other=0.0).to(tl.float32)
+    angle_type: tl.constexpr = cos_BSD.dtype.element_ty
     if IS_BACK:
         sin_1, sin_2 = -sin_2, -sin_1
     q_heads = tl.arange(0, Q_BLOCK)[:, None]
     is_q = (q_heads < Q_HEADS) & is_place
-    q_from = q_BHSD + b * q_b + s * q_s + q_heads * q_h + places
-    q_1, q_2 = tl.load(q_from, is_q, other=0.0), tl.load(q_from + HALF, is_q, other=0.0)
+    q_from = q_BHSD + b * q_b + s * q_s + q_heads * q_h + places * STEP
+    q_1, q_2 = tl.load(q_from, is_q, other=0.0), tl.load(q_from + APART, is_q, other=0.0)
     k_heads = tl.arange(0, K_BLOCK)[:, None]
     is_k = (k_heads < K_HEADS) & is_place
-    k_from = k_BHSD + b * k_b + s * k_s + k_heads * k_h + places
-    k_1, k_2 = tl.load(k_from, is_k, other=0.0), tl.load(k_from + HALF, is_k, other=0.0)
-    q_to = q_out_BHSD + b * q_out_b + s * q_out_s + q_heads * q_out_h + places
-    tl.store(q_to, _rotate_half(q_1, cos_1, -q_2, sin_1), is_q)
-    tl.store(q_to + HALF, _rotate_half(q_2, cos_2, q_1, sin_2), is_q)
-    k_to = k_out_BHSD + b * k_out_b + s * k_out_s + k_heads * k_out_h + places
-    tl.store(k_to, _rotate_half(k_1, cos_1, -k_2, sin_1), is_k)
-    tl.store(k_to + HALF, _rotate_half(k_2, cos_2, k_1, sin_2), is_k)
+    k_from = k_BHSD + b * k_b + s * k_s + k_heads * k_h + places * STEP
+    k_1, k_2 = tl.load(k_from, is_k, other=0.0), tl.load(k_from + APART, is_k, other=0.0)
+    q_to = q_out_BHSD + b * q_out_b + s * q_out_s + q_heads * q_out_h + places * STEP
+    tl.store(q_to, _rotate_half(q_1, cos_1, q_2, -sin_1, angle_type), is_q)
+    tl.store(q_to + APART, _rotate_half(q_2, cos_2, q_1, sin_2, angle_type), is_q)
+    k_to = k_out_BHSD + b * k_out_b + s * k_out_s + k_heads * k_out_h + places * STEP
+    tl.store(k_to, _rotate_half(k_1, cos_1, k_2, -sin_1, angle_type), is_k)
+    tl.store(k_to + APART, _rotate_half(k_2, cos_2, k_1, sin_2, angle_type), is_k)
 
 
 @triton.jit
-def _rotate_half(own, cos, other, sin):
-    # Rounds both terms before they are added, as Hugging Face's code does.
-    kept = (own.to(tl.float32) * cos).to(own.dtype).to(tl.float32)
-    crossed = (other.to(tl.float32) * sin).to(own.dtype).to(tl.float32)
+def _rotate_half(own, cos, other, sin, angle_type: tl.constexpr):
+    # Rounds both terms before they are added, to the dtype that torch's products have.
+    kept = (own.to(tl.float32) * cos).to(angle_type).to(tl.float32)
+    crossed = (other.to(tl.float32) * sin).to(angle_type).to(tl.float32)
     return (kept + crossed).to(own.dtype)
 
 
@@ -113,7 +122,8 @@ def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
     Args:
         q: (B, Hq, S, D), in any order in memory; float32, float16 or bfloat16.
         k: (B, Hk, S, D).
-        cos: (B or 1, S, R), of the same dtype, for the first R of D columns; has no gradient.
+        cos: (B or 1, S, R) for the first R of D columns, or (B or 1, S, R / 2, 2), which pairs
+            neighbours; of the same dtype, or float32; has no gradient.
         sin: As cos.
     """
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
@@ -152,7 +162,7 @@ def _empty(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, is_back: bool) -> lis
 
 
 def _run(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, is_back: bool) -> list[Tensor]:
-    results, width = _empty(q, k, cos, sin, is_back), cos.shape[-1]
+    results, width = _empty(q, k, cos, sin, is_back), _width(cos)
     if width == q.shape[-1]:
         _launch_rotation(q, k, cos, sin, results, is_back)
         return results
@@ -164,7 +174,7 @@ def _run(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, is_back: bool) -> list[
 
 
 def _run_in_place(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
-    width = cos.shape[-1]
+    width = _width(cos)
     if width < q.shape[-1]:
         q, k = q[..., :width], k[..., :width]
     if q.stride(-1) == k.stride(-1) == 1:
@@ -184,17 +194,25 @@ def _launch_rotation(q, k, cos, sin, results: Sequence[Tensor], is_back: bool) -
     if not batch * length * half:
         return
     q, k = (one if one.stride(-1) == 1 else one.contiguous() for one in (q, k))
-    cos, sin = cos.contiguous(), sin.contiguous()
+    in_pairs = cos.dim() > ANGLES
+    if cos.stride() != sin.stride():
+        cos, sin = cos.contiguous(), sin.contiguous()
+    steps = cos.stride()[-2:] if in_pairs else (cos.stride(-1), half * cos.stride(-1))
     strides = [stride for one in (q, k, *results) for stride in one.stride()[:3]]
-    strides += [length * columns * (len(cos) > 1), columns]
+    strides += [cos.stride(0) * (len(cos) > 1), cos.stride(1), *steps]
     blocks = next_power_of_two(q_heads), next_power_of_two(k_heads), next_power_of_two(half)
     aligned = alignments((q, k, cos, sin, *results), *strides, length)
-    constants = (q_heads, k_heads, half, *blocks, is_back)
-    key = (q.device, q.dtype, constants, aligned)
+    constants = (q_heads, k_heads, half, *blocks, *((2, 1) if in_pairs else (1, half)), is_back)
+    key = (q.device, q.dtype, cos.dtype, constants, aligned)
     arguments = (q, k, cos, sin, *results, *strides, length, *constants)
     warps = min(MOST_WARPS, max(1, blocks[0] * blocks[2] // ELEMENTS_PER_WARP))
     options = {"num_warps": warps}
     _launch(key, batch * length, arguments, options, call=call, tensors=tensors)
+
+
+def _width(cos: Tensor) -> int:
+    """Return how many columns are rotated."""
+    return cos.shape[-1] if cos.dim() == ANGLES else 2 * cos.shape[-2]
 
 
 _operator = define(
@@ -208,13 +226,19 @@ _operator_in_place = define(
 
 
 def _reference(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute Hugging Face's `apply_rotary_pos_emb`."""
-    cos, sin, width = cos.unsqueeze(1), sin.unsqueeze(1), cos.shape[-1]
+    """Compute Hugging Face's `apply_rotary_pos_emb`, in the dtype of q and k."""
+    in_pairs, width = cos.dim() > ANGLES, _width(cos)
+    cos, sin = (one.flatten(ANGLES - 1).unsqueeze(1) for one in (cos, sin))
 
     def turn(x: Tensor) -> Tensor:
         x, rest = x[..., :width], x[..., width:]
-        first, second = x.chunk(2, dim=-1)
-        turned = x * cos + torch.cat((-second, first), dim=-1) * sin
+        if in_pairs:
+            first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
+            other = torch.stack((-second, first), dim=-1).flatten(-2)
+        else:
+            first, second = x.chunk(2, dim=-1)
+            other = torch.cat((-second, first), dim=-1)
+        turned = (x * cos + other * sin).to(x.dtype)
         return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
 
     return turn(q), turn(k)
@@ -222,16 +246,19 @@ def _reference(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, 
 
 def _refuses(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> str | None:
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, cos {tuple(cos.shape)}"
-    if q.dim() != 4 or k.dim() != 4 or cos.dim() != 3 or cos.shape != sin.shape:
+    in_pairs = cos.dim() == ANGLES + 1 and cos.shape[-1] == 2
+    if q.dim() != 4 or k.dim() != 4 or not (in_pairs or cos.dim() == ANGLES):
         return f"not (B, H, S, D) with (B, S, D): {shapes}"
     batch, heads, length, columns = q.shape
     same = k.shape[0] == batch and k.shape[2:] == q.shape[2:]
-    width = cos.shape[2]
+    width = _width(cos)
+    same = same and cos.shape == sin.shape
     if not same or cos.shape[0] not in (1, batch) or cos.shape[1] != length or width > columns:
         return f"shapes that do not fit each other: {shapes}"
     if width % 2 or next_power_of_two(max(heads, k.shape[1])) * columns > MOST_ELEMENTS:
         return f"heads that are odd, or too many for one program: {shapes}"
-    if q.dtype not in DTYPES or any(one.dtype != q.dtype for one in (k, cos, sin)):
+    is_one = q.dtype in DTYPES and k.dtype == q.dtype and sin.dtype == cos.dtype
+    if not is_one or cos.dtype not in (q.dtype, torch.float32):
         return f"dtypes {q.dtype}, {k.dtype}, {cos.dtype}, {sin.dtype}: not one of {DTYPES}"
     return "cos and sin get no gradients" if cos.requires_grad or sin.requires_grad else None
 

@@ -75,6 +75,41 @@ def test_sixteen_bits_are_rounded_as_hugging_face_does():
     assert are_same(found, results_of(KERNEL.reference, arguments, (0, 1)))
 
 
+@pytest.mark.parametrize("width", [4, 8])
+@pytest.mark.parametrize("is_in_place", [False, True])
+def test_angles_of_pairs_turn_neighbours(width, is_in_place):
+    q, k, cos, sin = arguments_of(2, 3, 4, 2, 8)
+    cos, sin = (one[..., :width].unflatten(-1, (-1, 2)) for one in (cos, sin))
+    found = rope_(q.clone(), k.clone(), cos, sin) if is_in_place else rope(q, k, cos, sin)
+    pair = q[..., 2] * cos[:, None, :, 1, 0] - q[..., 3] * sin[:, None, :, 1, 0]
+    torch.testing.assert_close(found[0][..., 2], pair)
+    torch.testing.assert_close([*found], [*KERNEL.reference(q, k, cos, sin)])
+    assert torch.equal(found[0][..., width:], q[..., width:])
+
+
+def test_one_angle_of_a_pair_needs_no_copy_and_has_the_gradients_of_the_mathematics():
+    q, k, cos, sin = arguments_of(2, 3, 4, 2, 8)
+    turns = torch.view_as_complex(torch.stack((cos[..., :4], sin[..., :4]), dim=-1))
+    views = [one[..., None].expand(-1, -1, -1, 2) for one in torch.view_as_real(turns).unbind(-1)]
+    assert errors_against_truth(KERNEL, rope, (q, k, *views)) < 1e-6
+    product = torch.view_as_complex(q.unflatten(-1, (-1, 2)).contiguous()) * turns[:, None]
+    torch.testing.assert_close(rope(q, k, *views)[0], torch.view_as_real(product).flatten(-2))
+
+
+def test_angles_in_float32_round_the_result_alone():
+    q, k, cos, sin = arguments_of(2, 3, 4, 2, 16, dtype=torch.float16)
+    cos, sin = cos.float() / 3, sin.float() / 3
+    wanted = [one.half() for one in KERNEL.reference(q.float(), k.float(), cos, sin)]
+    assert are_same(rope(q, k, cos, sin), wanted)
+    assert are_same(KERNEL.reference(q, k, cos, sin), wanted)
+
+
+def test_one_tensor_is_turned_beside_no_heads():
+    q, k, cos, sin = arguments_of(2, 3, 4, 2, 8)
+    assert are_same(rope(q, k[:, :0], cos, sin)[:1], rope(q, k, cos, sin)[:1])
+    assert errors_against_truth(KERNEL, rope, (q, k[:, :0], cos, sin)) < 1e-6
+
+
 def test_every_sequence_of_the_batch_may_have_its_own_angles():
     q, k, cos, sin = arguments_of(2, 3, 2, 1, 8)
     cos, sin = torch.cat((cos, -cos)), torch.cat((sin, sin))
@@ -189,7 +224,9 @@ def test_what_it_cannot_do_it_refuses():
     assert "(B, H, S, D)" in KERNEL.refuses(q[0], k, cos, sin)
     assert "fit each other" in KERNEL.refuses(q, k, cos[:, :2], sin[:, :2])
     assert "fit each other" in KERNEL.refuses(q, k[:1], cos, sin)
-    assert "dtypes" in KERNEL.refuses(q.half(), k.half(), cos, sin)
+    assert "dtypes" in KERNEL.refuses(q, k, cos.half(), sin.half())
+    assert "dtypes" in KERNEL.refuses(q.half(), k, cos, sin)
+    assert KERNEL.refuses(q.half(), k.half(), cos, sin) is None
     assert "no gradients" in KERNEL.refuses(q, k, cos.requires_grad_(), sin)
     assert "odd" in KERNEL.refuses(q[..., :7], k[..., :7], cos[..., :7], sin[..., :7])
     many = torch.zeros(1, 512, 1, 128)

@@ -351,16 +351,20 @@ def _part_of(
 
 def _rotate(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *others: Any, **named: Any
-) -> Arguments | None:
+) -> Arguments | str | None:
     # Other arguments select other dimensions.
     is_whole = not isinstance(cos, Tensor) or cos.shape[-1:] == q.shape[-1:]
-    return None if others or named or not is_whole else (q, k, cos, sin)
+    return _rotate_part(q, k, cos, sin, *others, **named) if is_whole else None
 
 
 def _rotate_part(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *others: Any, **named: Any
-) -> Arguments | None:
-    return None if others or named else (q, k, cos, sin)
+) -> Arguments | str | None:
+    if others or named:
+        return None
+    # The function may return the wider dtype; the kernel does not.
+    is_mixed = isinstance(cos, Tensor) and cos.dtype != q.dtype
+    return f"heads in {q.dtype}, angles in {cos.dtype}" if is_mixed else (q, k, cos, sin)
 
 
 def _lose(
