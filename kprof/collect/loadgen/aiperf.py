@@ -180,7 +180,7 @@ def _load(config: _Config, phase: _Phase | None) -> Load:
         return Load("open", f"{generator.request_rate:g} requests/s, {pattern}", AS_RELEASED)
     if generator and generator.concurrency:
         return Load("closed", f"{generator.concurrency} at a time")
-    return Load("unknown", f"load not recorded ({SUMMARY} is not beside the records)")
+    return Load("unknown", f"load not recorded (no {SUMMARY} beside the records tells it)")
 
 
 def _is_full(rows: Sequence[_Record], limit: float) -> bool:
