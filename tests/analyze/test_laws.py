@@ -7,6 +7,7 @@ import math
 import random
 import re
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,27 @@ def by_part(document):
     }
     assert all(len(rows[layout]) == len(of) for layout, of in document["layouts"].items())
     return {"difference_ns": document["difference_ns"], "layouts": rows}
+
+
+class Read:
+    """A recorded trace that was read, analyzed and told once for all laws of one file."""
+
+    def __init__(self, path):
+        self.path, self.trace = path, read([path])
+
+    @cached_property
+    def analyzed(self):
+        return analyzed(self.trace)
+
+    @cached_property
+    def told(self):
+        return result_of(self.analyzed, balance(self.analyzed))
+
+
+@pytest.fixture(scope="module", params=ALL)
+def recorded(request):
+    """One recorded trace after another: a module's fixture has all of its laws in a row."""
+    return Read(request.param)
 
 
 def changed(trace, change, *columns):
@@ -296,13 +318,6 @@ def test_of_a_trace_of_another_rank_nothing_changes(tmp_path_factory, events, nu
     assert list(differences(one, other)) == []
 
 
-@pytest.mark.slow
-@few
-@given(events=recordings())
-def test_no_saving_of_a_generated_trace_exceeds_its_cause(tmp_path_factory, events):
-    assert_savings_are_possible(told(read([kept(tmp_path_factory, events)])))
-
-
 def assert_savings_are_possible(document):
     """Check that no saving exceeds its cause, nor all of them the step or less than the largest."""
     found = document["findings"]
@@ -322,29 +337,32 @@ def assert_savings_are_possible(document):
         assert found["differs_by"] == ("overlap" if is_less else "shared limit")
 
 
-@pytest.mark.parametrize("path", ALL)
-def test_of_a_recorded_trace_of_longer_times_all_shares_are_the_same(path):
-    trace = read([path])
-    one, other = (parts(told(each), OF_TIME) for each in (trace, scaled(trace, 3)))
-    assert list(differences(one, other, 3)) == []
+def test_of_a_recorded_trace_of_longer_times_all_shares_are_the_same(recorded):
+    other = told(scaled(recorded.trace, 3))
+    assert list(differences(parts(recorded.told, OF_TIME), parts(other, OF_TIME), 3)) == []
 
 
-@pytest.mark.parametrize("path", ALL)
-def test_of_a_recorded_trace_with_another_clock_nothing_changes(path):
-    trace = read([path])
+def test_of_a_recorded_trace_with_another_clock_nothing_changes(recorded):
+    trace = recorded.trace
     tables = [table for table in (trace.kernels, trace.ranges) if len(table)]
     last = max(int((table["start_ns"] + table["duration_ns"]).max()) for table in tables)
     latest = shifted(trace, LAST_NS - 1 - last)
-    assert list(differences(told(trace), told(latest))) == []
+    assert list(differences(recorded.told, told(latest))) == []
 
 
-@pytest.mark.parametrize("path", [one for one in ALL if ".json" in one.values[0].name])
-def test_of_a_recorded_trace_in_another_order_nothing_changes(path, tmp_path):
-    if path.name.startswith(ORDERED):
+def test_of_a_recorded_trace_with_other_ids_ranks_and_order_nothing_changes(recorded, tmp_path):
+    if ".json" not in recorded.path.name:
+        pytest.skip("no JSON, whose events could change places")
+    if recorded.path.name.startswith(ORDERED):
         pytest.skip("events of the same start and length, of which order tells the outer one")
-    before, after = told(read([path])), told(read([permuted(path, tmp_path, seed=1)]))
+    permutation = read([permuted(recorded.path, tmp_path, seed=1)])
+    before, after = recorded.told, told(permutation)
     names = before.keys() - {"source", "versions"}
     assert list(differences(parts(before, names), parts(after, names))) == []
+    other = changed(permutation, lambda column: column + 5, "rank")
+    found = compared(recorded.analyzed, analyzed(other))
+    assert found["difference_ns"] == 0
+    assert {row["fate"] for of in found["layouts"].values() for row in of} == {"same"}
 
 
 @pytest.mark.parametrize("path", QUICK, ids=lambda path: path.name)
@@ -359,10 +377,8 @@ def test_a_trace_recorded_twice_as_slow_obeys_the_same_laws(path, tmp_path):
     assert list(differences(parts(document, names), parts(other, names))) == []
 
 
-def assert_one_denominator(trace):
+def assert_one_denominator(found, document):
     """Check that findings, predictions, the split of time and a difference divide by one time."""
-    found = analyzed(trace)
-    document = result_of(found, balance(found))
     whole = document["denominator"]
     step_ns, diagnosis = whole["step_ns"], document["findings"]
     assert sum(row["time_ns"] for row in document["time"]) == whole["time_ns"]
@@ -453,32 +469,29 @@ def in_percent(cell):
     return float(cell.removeprefix("< ").removesuffix(" %")) / 100
 
 
-@pytest.mark.parametrize("path", ALL)
-def test_all_shares_of_a_recorded_trace_have_one_denominator(path):
-    assert_one_denominator(read([path]))
+def test_all_shares_of_a_recorded_trace_have_one_denominator(recorded):
+    assert_one_denominator(recorded.analyzed, recorded.told)
 
 
 @pytest.mark.skipif(not SAMPLED, reason="needs ../shared/traces")
 def test_all_shares_of_recorded_ranks_have_one_denominator():
-    assert_one_denominator(read(SAMPLED))
+    assert_one_denominator(*analyzed_and_told(read(SAMPLED)))
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+def analyzed_and_told(trace):
+    found = analyzed(trace)
+    return found, result_of(found, balance(found))
+
+
+@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 @given(one=recordings(), other=recordings())
 def test_all_shares_of_generated_ranks_have_one_denominator(tmp_path_factory, one, other):
     paths = [kept(tmp_path_factory, events) for events in (one, other)]
-    assert_one_denominator(read(paths))
+    assert_one_denominator(*analyzed_and_told(read(paths)))
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
-@given(events=recordings())
-def test_all_shares_of_a_generated_trace_have_one_denominator(tmp_path_factory, events):
-    assert_one_denominator(read([kept(tmp_path_factory, events)]))
-
-
-@pytest.mark.parametrize("path", ALL)
-def test_no_saving_of_a_recorded_trace_exceeds_its_cause(path):
-    assert_savings_are_possible(told(read([path])))
+def test_no_saving_of_a_recorded_trace_exceeds_its_cause(recorded):
+    assert_savings_are_possible(recorded.told)
 
 
 def most_of_a_gpu(trace, ns_of_idle, causes):
@@ -489,9 +502,8 @@ def most_of_a_gpu(trace, ns_of_idle, causes):
     return sums.max() * gpus / denominator(trace).num_gpu_steps if len(sums) else 0
 
 
-def assert_savings_lie_in_the_idle_section(trace):
+def assert_savings_lie_in_the_idle_section(trace, section):
     """Check that no saving of idle time is more than the section on it calls recoverable."""
-    section = result_of(trace, balance(trace))["idle"]
     if section is None or not len(trace.kernels):
         return
     gained = recoverable_ns(trace).to_numpy("int64", na_value=0)
@@ -543,9 +555,8 @@ def assert_what_is_suggested_can_be_asked(trace):
         assert parse_change(question, trace).question == question
 
 
-@pytest.mark.parametrize("path", ALL)
-def test_each_change_that_is_suggested_of_a_recorded_trace_can_be_asked(path):
-    assert_what_is_suggested_can_be_asked(analyzed(read([path])))
+def test_each_change_that_is_suggested_of_a_recorded_trace_can_be_asked(recorded):
+    assert_what_is_suggested_can_be_asked(recorded.analyzed)
 
 
 def sums_of_gpus(trace):
@@ -554,32 +565,32 @@ def sums_of_gpus(trace):
     return sums * len(sums)
 
 
-@pytest.mark.parametrize("path", ALL)
-def test_no_saving_of_a_recorded_trace_exceeds_what_its_idle_section_calls_recoverable(path):
-    trace = analyzed(read([path]))
-    assert_savings_lie_in_the_idle_section(trace)
-    assert_findings_and_predictions_agree(trace)
+def test_no_saving_of_a_recorded_trace_exceeds_what_its_idle_section_calls_recoverable(recorded):
+    assert_savings_lie_in_the_idle_section(recorded.analyzed, recorded.told["idle"])
+    assert_findings_and_predictions_agree(recorded.analyzed)
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.name)
 def test_all_savings_of_a_peculiar_trace_are_possible(path):
     try:
-        trace = analyzed(read([path]))
+        trace, document = analyzed_and_told(read([path]))
     except KprofError:
         pytest.skip("refused")
-    assert_savings_are_possible(result_of(trace, balance(trace)))
-    assert_savings_lie_in_the_idle_section(trace)
+    assert_savings_are_possible(document)
+    assert_savings_lie_in_the_idle_section(trace, document["idle"])
     assert_findings_and_predictions_agree(trace)
     assert_what_is_suggested_can_be_asked(trace)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(events=recordings())
-def test_no_saving_of_a_generated_trace_exceeds_what_its_idle_section_calls_recoverable(
+def test_shares_and_savings_of_a_generated_trace_are_of_one_denominator_and_possible(
     tmp_path_factory, events
 ):
-    path = kept(tmp_path_factory, events)
-    assert_savings_lie_in_the_idle_section(analyzed(read([path])))
+    trace, document = analyzed_and_told(read([kept(tmp_path_factory, events)]))
+    assert_one_denominator(trace, document)
+    assert_savings_are_possible(document)
+    assert_savings_lie_in_the_idle_section(trace, document["idle"])
 
 
 def one_after_another(paths):
@@ -621,16 +632,6 @@ def test_a_difference_of_generated_traces_is_none_of_one_mirrored_of_both_and_sc
     tmp_path_factory, one, other
 ):
     assert_diff_is_lawful(*(read([kept(tmp_path_factory, each)]) for each in (one, other)))
-
-
-@pytest.mark.parametrize("path", [one for one in ALL if ".json" in one.values[0].name])
-def test_a_recorded_trace_with_other_ids_ranks_and_order_differs_in_nothing(path, tmp_path):
-    if path.name.startswith(ORDERED):
-        pytest.skip("events of the same start and length, of which order tells the outer one")
-    other = changed(read([permuted(path, tmp_path, seed=2)]), lambda column: column + 5, "rank")
-    found = compared(analyzed(read([path])), analyzed(other))
-    assert found["difference_ns"] == 0
-    assert {row["fate"] for of in found["layouts"].values() for row in of} == {"same"}
 
 
 def cut(trace, begin_ns, end_ns):
@@ -684,9 +685,8 @@ def test_a_step_of_a_generated_trace_does_not_depend_on_the_others(tmp_path_fact
     assert_steps_do_not_depend_on_the_others(read([kept(tmp_path_factory, events)]))
 
 
-@pytest.mark.parametrize("path", ALL)
-def test_a_step_of_a_recorded_trace_does_not_depend_on_the_others(path):
-    trace = read([path])
+def test_a_step_of_a_recorded_trace_does_not_depend_on_the_others(recorded):
+    trace = recorded.trace
     if trace.meta.num_ranks > 1 or trace.is_host_only:
         pytest.skip("steps of one device alone")
     assert_steps_do_not_depend_on_the_others(
