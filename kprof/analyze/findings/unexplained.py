@@ -58,6 +58,9 @@ STREAMS = "which event an activity waited for is not in the recording"
 NSYS = "Nsight Systems shows it: kprof run --nsys SCRIPT"
 NCU = "count their bound: kprof run --ncu SCRIPT"
 OTHERS = "count their bound with the profiler of the device's vendor"
+NVTX = (
+    "name the program's parts with NVTX ranges; of Python record stacks: kprof run --stacks SCRIPT"
+)
 OF_NVIDIA = re.compile(r"NVIDIA|CUDA|Tesla|GeForce|Quadro")
 OTHER_VENDORS = re.compile(r"AMD|Radeon|Instinct|HIP |gfx\d|Intel|Gaudi|Ascend|MTIA|ARTEMIS")
 LEARN = {
@@ -177,6 +180,9 @@ def _not_yet(learn: str, trace: Trace) -> str:
         NCU: bool(trace.kernels["counted_ns"].notna().any()),
         LESS: not has_shapes,
     }
+    if learn == STACKS and trace.meta.tool == "nsys" and not (trace.ranges["kind"] == "op").any():
+        # Perhaps no program of Python's.
+        return NVTX
     if learn == BOTH and (has_shapes or has_stacks):
         learn = SHAPES if has_stacks else STACKS
     return "" if is_done.get(learn, False) else learn

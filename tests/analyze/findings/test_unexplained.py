@@ -210,3 +210,12 @@ def test_what_was_not_recorded_is_advised():
 def test_operators_of_a_host_of_which_none_has_a_name_are_no_finding():
     trace = recorded_with((), None, {**HOST, "name": None})
     assert [one for one in find_unexplained(trace, []) if one.rows] == []
+
+
+@pytest.mark.parametrize(("kind", "told"), [("runtime", True), ("op", False)])
+def test_a_program_that_may_not_be_pythons_is_asked_for_nvtx_ranges(kind, told):
+    silent = {"cause": None, "start_ns": 1_000, "duration_ns": 9_000, "kernel_row": 1}
+    small = {**MATMUL, "duration_ns": 10, "start_ns": 10_000}
+    ranges = [{"kind": kind, "name": "work"}]
+    trace = analyzed_trace_of(MATMUL, small, ranges=ranges, idle=[silent], tool="nsys")
+    assert ("NVTX" in learned(trace)) is told
