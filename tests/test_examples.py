@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,27 @@ ENDLESS = {"serve_tiny.py"}
 FILES_OF_A_RUN = {"meta.json", "kernels.parquet", "ranges.parquet", "report.html"}
 
 
+OPTIONS = ["--skip", "1", "--steps", "2"]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """Record an example, with the dry run of all kernels, for the first test that asks for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        # Without it, no kernel of Triton runs on a CPU.
+        patch.setenv("TRITON_INTERPRET", "1")
+        yield cache(lambda name: record(name, tmp_path_factory.mktemp("example") / "run.kprof"))
+
+
+def record(name, run, *options):
+    """Record an example; return its run."""
+    if name in OF_TRANSFORMERS:
+        pytest.importorskip("transformers")
+    words = [*OPTIONS, *options, "--out", run, EXAMPLES / name, *RECORDED[name]]
+    assert kprof("run", *words) == 0, f"kprof run of {name}; its output tells why"
+    return run
+
+
 def names_in(folder):
     """Return the names of the files directly in `folder`."""
     return {path.name for path in folder.iterdir()}
@@ -50,48 +72,34 @@ def names_in(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECORDED)
-def test_an_example_is_profiled_without_an_edit(name, tmp_path, capfd):
-    if name in OF_TRANSFORMERS:
-        pytest.importorskip("transformers")
-    run = tmp_path / "run.kprof"
-    options = ["--skip", "1", "--steps", "2", "--out", run]
-    assert kprof("run", *options, EXAMPLES / name, *RECORDED[name]) == 0, capfd.readouterr().err
+def test_an_example_is_profiled_without_an_edit(name, recorded):
+    run = recorded(name)
     assert names_in(run) >= FILES_OF_A_RUN
     assert json.loads((run / "meta.json").read_text())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_KERNELS)
-def test_kernels_of_an_example_run_where_its_dry_run_says_so(name, tmp_path, capfd, monkeypatch):
-    if name in OF_TRANSFORMERS:
-        pytest.importorskip("transformers")
+def test_kernels_of_an_example_run_where_its_dry_run_says_so(name, recorded, tmp_path):
     pytest.importorskip("triton")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    options, words = ["--skip", "1", "--steps", "2"], [EXAMPLES / name, *RECORDED[name]]
-    run = tmp_path / "run.kprof"
-    assert kprof("run", *options, "--out", run, *words) == 0, capfd.readouterr().err
-    dry_run = open_trace(run).meta.dry_run
+    dry_run = open_trace(recorded(name)).meta.dry_run
     assert (len(dry_run.kernels) > 9, dry_run.why_not) == (True, "")
     told = {(row.kernel, row.provider) for row in dry_run.rows if row.provider}
     assert {kernel for kernel, _ in told} >= WITH_KERNELS[name]
     # The loss alone has no calls where it is one kernel with the head.
     fused = ("linear_cross_entropy", "kprof")
     told -= {("cross_entropy", "kprof")} if fused in told else set()
-    kernels, out = ",".join(kernel for kernel, _ in told), tmp_path / "swapped.kprof"
-    assert kprof("run", *options, "--swap", kernels, "--out", out, *words) == 0, capfd.readouterr()
+    kernels = ",".join(kernel for kernel, _ in told)
+    out = record(name, tmp_path / "swapped.kprof", "--swap", kernels)
     sites = read_report(out / SWAP_REPORT).replaced
     assert {(site.kernel, calls.provider) for site in sites for calls in site.calls} == told
 
 
 @pytest.mark.slow
-def test_of_compiled_code_there_is_no_dry_run(tmp_path, capfd, monkeypatch):
+def test_of_compiled_code_there_is_no_dry_run(recorded):
     pytest.importorskip("triton")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    run = tmp_path / "run.kprof"
-    words = [EXAMPLES / "compiled.py", *RECORDED["compiled.py"]]
-    assert kprof("run", "--skip", "1", "--steps", "2", "--out", run, *words) == 0
-    dry_run = open_trace(run).meta.dry_run
-    assert (dry_run.rows, bool(dry_run.why_not)) == ((), True), capfd.readouterr().err
+    dry_run = open_trace(recorded("compiled.py")).meta.dry_run
+    assert (dry_run.rows, bool(dry_run.why_not)) == ((), True)
 
 
 @pytest.mark.slow
