@@ -49,7 +49,8 @@ def test_the_gate_trusts_it_on_rows_that_are_no_power_of_two(kernel):
 @pytest.mark.slow
 @OF_EACH
 def test_it_is_no_less_accurate_than_what_it_replaces(kernel):
-    assert why_inaccurate(kernel, (3, 37)) == ""
+    # In float32, the next test holds results and gradients against the truth.
+    assert why_inaccurate(kernel, (3, 37), ("float16",)) == ""
 
 
 @pytest.mark.parametrize("shape", [(7, 3), (1, 5), (2, 3, 65), (2, 2_049)])

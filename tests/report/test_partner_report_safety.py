@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from functools import cache
 from html.parser import HTMLParser
 
 import pytest
@@ -74,7 +73,6 @@ class Elements(HTMLParser):
         self.attributes += [name for name, _ in attrs]
 
 
-@cache
 def elements_of(name, level, template):
     return Elements(page_of(hostile(name), level, template))
 
@@ -82,10 +80,9 @@ def elements_of(name, level, template):
 @pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("template", ["partner", "engineer"])
-@pytest.mark.parametrize("name", [ATTACK, "\"'><b onclick=x>", "a\ud800b", "\x00\x07"])
-def test_a_hostile_name_adds_no_element_and_no_attribute(name, template, level):
+def test_a_hostile_name_adds_no_element_and_no_attribute(template, level):
     plain = elements_of("plain", level, template)
-    found = elements_of(name, level, template)
+    found = elements_of(f"\"'><b onclick=x>a\ud800b\x00\x07{ATTACK}", level, template)
     assert found.found == plain.found
     assert found.attributes == plain.attributes
 

@@ -127,10 +127,15 @@ def of_streams(told):
     return [one for one in told.slices if "row" in one["arguments"] and "stream" in one["track"]]
 
 
-@pytest.mark.parametrize("path", TRACES)
-def test_counts_and_sums_are_those_of_the_ledger(path, tmp_path):
-    trace = open_trace(path)
-    told = read(written(trace, tmp_path / "a.pftrace"))
+@pytest.fixture(scope="module", params=TRACES)
+def recorded(request, tmp_path_factory):
+    """Return a recorded trace, and what its timeline says."""
+    trace = open_trace(request.param)
+    return trace, read(written(trace, tmp_path_factory.mktemp("recorded") / "a.pftrace"))
+
+
+def test_counts_and_sums_are_those_of_the_ledger(recorded):
+    trace, told = recorded
     ledger = balance(trace)
     activities = of_streams(told)
     assert sorted(one["arguments"]["row"] for one in activities) == [*range(len(trace.kernels))]
@@ -149,10 +154,8 @@ def test_counts_and_sums_are_those_of_the_ledger(path, tmp_path):
         )
 
 
-@pytest.mark.parametrize("path", TRACES)
-def test_the_json_has_the_same_slices(path, tmp_path):
-    trace = open_trace(path)
-    told = read(written(trace, tmp_path / "a.pftrace"))
+def test_the_json_has_the_same_slices(recorded, tmp_path):
+    trace, told = recorded
     packed = gzip.decompress(written(trace, tmp_path / "a.json.gz").read_bytes())
     events = json.loads(packed, parse_float=Decimal)["traceEvents"]
     complete = [event for event in events if event["ph"] == "X"]
