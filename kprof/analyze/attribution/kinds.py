@@ -439,6 +439,10 @@ def find_kind(name: str, activity: str, op: str | None, phase: str | None) -> st
     return kind or of_op or _of_words(parse(name).function, weak=True) or OTHER
 
 
+# Letters of a word that is searched for known ones: the search takes the square of them.
+LONGEST_WORD = 200
+
+
 def kind_of_name(name: str) -> str | None:
     """Return the kind that a kernel's name tells, or None.
 
@@ -536,7 +540,7 @@ def _row(word: str) -> int | None:
         return None
     if (row := _exact(word)) is not None:
         return row
-    lengths = range(len(word), 2, -1)
+    lengths = range(min(len(word), LONGEST_WORD), 2, -1)
     beginnings = (_BEGINNINGS.get(word[:length]) for length in lengths)
     endings = (_ENDINGS.get(word[-length:]) for length in lengths)
     return next((row for row in (*beginnings, *endings) if row is not None), None)
@@ -550,6 +554,8 @@ def _exact(word: str) -> int | None:
 @lru_cache(maxsize=65536)
 def _split(word: str) -> list[str]:
     """Return the known words that `word` is made of, or itself."""
+    if len(word) > LONGEST_WORD:
+        return [word]
     ways: list[list[str] | None] = [[], *[None] * len(word)]
     for end in range(1, len(word) + 1):
         for begin in range(end - 2):

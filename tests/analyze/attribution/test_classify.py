@@ -309,3 +309,12 @@ def test_a_trace_without_activities_gets_empty_columns():
     kernels = add_kind(trace_of(passes=("attribute",))).kernels
     assert len(kernels) == 0
     assert {"kind", "dtype"} <= set(kernels.columns)
+
+
+@pytest.mark.parametrize(
+    ("piece", "kind"),
+    [("x", "other"), ("set", "other"), ("gemm_", "gemm"), ("aB", "other"), ("a::b<", "other")],
+)
+def test_a_name_of_100_000_letters_is_classified_in_linear_time(piece, kind):
+    name = (piece * 100_000)[:100_000]
+    assert kind_of(name) == kind
