@@ -35,6 +35,13 @@ from kprof.report.section import (
 )
 from kprof.storage import cache_folder
 
+# Characters of one cell of a table: more than names of templates have.
+LONGEST_CELL = 4_000
+# Control characters, half surrogate pairs, ends of lines and turns of direction.
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
 
 @dataclass(frozen=True)
 class PackedScript:
@@ -118,8 +125,7 @@ def write_html(title: str, sections: list[Section], path: Path, subtitle: str = 
     Passwords, keys and tokens are left out.
     """
     title, sections, subtitle = redacted((title, sections, subtitle))
-    # A name may hold half a surrogate pair, which no encoding can write.
-    page = render_page(title, sections, subtitle).encode("utf-8", errors="replace")
+    page = render_page(title, sections, subtitle).encode()
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(page)
     partial.replace(path)
@@ -154,7 +160,7 @@ def render_page(
     environment.filters["with_code"] = _with_code
     plotly = pack_plotly()
     script = (_FOLDER / "page.js").read_text(encoding="utf-8")
-    return environment.get_template("page.html.jinja").render(
+    page = environment.get_template("page.html.jinja").render(
         title=title,
         subtitle=subtitle,
         script_hashes=Markup(f"'{_hash_of(script)}' '{plotly.content_hash}'"),
@@ -171,6 +177,12 @@ def render_page(
         has_tables=with_scripts
         and any(isinstance(part, Table) for s in sections for part in s.parts),
     )
+    return _shown(page)
+
+
+def _shown(text: str) -> str:
+    """Return text without characters that HTML forbids, or that turn the text around them."""
+    return _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def render_frame(title: str, sections: list[Section], subtitle: str = "") -> str:
@@ -198,7 +210,8 @@ def _cut(part: Part) -> Part:
 
 def embed_json(value: object) -> str:
     """Return compact JSON that can stand inside a script element, with any names."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    text = _shown(text)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
@@ -268,7 +281,11 @@ def _change_of(share: float) -> str:
 
 
 def _cells(columns: tuple[Column, ...], row: tuple[str, ...]) -> list[tuple[Column, str]]:
-    return list(zip(columns, row, strict=True))
+    return [(column, _short(cell)) for column, cell in zip(columns, row, strict=True)]
+
+
+def _short(cell: str) -> str:
+    return cell if len(cell) <= LONGEST_CELL else f"{cell[:LONGEST_CELL]}…"
 
 
 def _figure(figure: Figure) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from kprof.report.html import embed_json, pack_plotly, render_page, write_html
+from kprof.report.html import LONGEST_CELL, embed_json, pack_plotly, render_page, write_html
 from kprof.report.section import Facts, Figure, Section, Text, sections_of
 from kprof.trace import Caveat
 from tests.report.browser import IS_AVAILABLE, browser
@@ -113,21 +113,39 @@ def test_a_hostile_name_appears_only_escaped():
     assert "&lt;/script&gt;&lt;img src=x" in page
 
 
+@pytest.mark.parametrize("character", "\x00\x1b\x7f\x9b\u200f\u202e\u2028\u2067")
+def test_a_page_holds_no_control_character_and_none_that_turns_its_text(character):
+    name = f"abc{character}def"
+    page = page_of(analyzed_trace_of({"name": name, "op": name, "module": name}))
+    assert character not in page
+    assert "abc\N{REPLACEMENT CHARACTER}def" in page
+
+
+def test_a_cell_of_a_hundred_thousand_letters_is_cut():
+    page = page_of(analyzed_trace_of({"name": "x" * 100_000}))
+    assert f"{'x' * LONGEST_CELL}…" in page
+    assert f"<span>{'x' * (LONGEST_CELL + 1)}" not in page
+
+
 def test_a_page_without_figures_carries_no_script():
     page = render_page("tiny.json", [Section("Empty", 1, (Text("Nothing."),))])
     assert "<script" not in page
 
 
 def test_json_inside_a_page_cannot_end_its_element_and_reads_back_unchanged():
-    value = {"name": "</script>&<!--\u2028\ud800"}
+    value = {"name": '</script>&<!--\n"é'}
     text = embed_json(value)
-    assert not set("<>&\u2028") & set(text)
+    assert not set("<>&") & set(text)
     assert json.loads(text) == value
+
+
+def test_json_inside_a_page_turns_no_text_around():
+    assert json.loads(embed_json("a\u202e\u2028\ud800b")) == "a\ufffd\ufffd\ufffdb"
 
 
 def test_a_name_with_half_a_surrogate_pair_can_be_written(tmp_path):
     write_html("tiny.json", [Section("Odd", 1, (Text("a\ud800b."),))], tmp_path / "report.html")
-    assert "a?b." in (tmp_path / "report.html").read_text()
+    assert "a\ufffdb." in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_packed_script_is_taken_from_the_cache(cache_folder):
