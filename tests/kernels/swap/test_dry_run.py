@@ -2,6 +2,7 @@
 
 import tests.kernel_interpreter  # noqa: F401, I001 - first, before anything imports Triton.
 
+import gc
 import json
 import random
 import subprocess
@@ -29,7 +30,8 @@ pytestmark = INTERPRETED
 
 @pytest.fixture(autouse=True)
 def without_end(monkeypatch):
-    """Search to the end: this process has the models of other tests, too."""
+    """Search to the end, and not among the models that tests before have left behind."""
+    gc.collect()
     monkeypatch.setattr(dry_run, "MOST_S", 600.0)
 
 
