@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil
 from statistics import NormalDist
 
@@ -81,6 +82,7 @@ def fewest_pairs(plan: Plan) -> int:
     return min(max(fewest_for_verdict(plan), FEWEST_TO_STOP), plan.max_pairs)
 
 
+@lru_cache
 def fewest_for_verdict(plan: Plan) -> int:
     """Return after how many pairs, all as clear as can be, sampling stopped by hand is decided."""
     clearest = Course.of(np.ones(plan.max_pairs), plan.max_pairs)
