@@ -228,6 +228,12 @@ def test_a_finding_whose_saving_is_not_known_is_told_where_it_costs_much(share, 
     assert (found.large_cost is not None, found.changes) == (is_large, ())
 
 
+def test_the_largest_operators_of_a_host_are_not_called_a_large_cost():
+    screen = in_one_line(first_screen(trace_named("host only")))
+    assert summarize(trace_named("host only")).large_cost is not None
+    assert "Large cost" not in screen
+
+
 @pytest.mark.parametrize(
     ("gpu", "names_ncu"),
     [("NVIDIA H100", True), ("CUDA device of architecture 86", True), ("AMD Instinct", False)],

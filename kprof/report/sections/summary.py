@@ -173,8 +173,9 @@ def _changes(summary: Summary, diagnosis: Diagnosis) -> list[Part]:
     if (cost := summary.large_cost) is not None:
         is_priced = cost.saving is not None and cost.saving.high_ns is not None
         unknown = "change" if is_priced else "saving"
-        told = f"Large cost, {unknown} not known: {cost.claim}. Next: `{cost.command}`"
-        parts.append(Text(told, "item"))
+        # The claim about a host names its largest operators, whatever they cost.
+        before = "" if summary.is_host_only else f"Large cost, {unknown} not known: "
+        parts.append(Text(f"{before}{cost.claim}. Next: `{cost.command}`", "item"))
     if not summary.changes:
         parts.append(Text(NO_CHANGE))
     for number, one in enumerate(summary.changes, 1):
