@@ -279,6 +279,9 @@ def _liger() -> Any:
     from liger_kernel.ops.rope import LigerRopeFunction
 
     def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        if cos.dim() > ANGLES or cos.dtype != q.dtype or not k.shape[1]:
+            # It has no such rotation.
+            return _reference(q, k, cos, sin)
         width = cos.shape[-1]
         if width == q.shape[-1]:
             rotated: tuple[Tensor, ...] = LigerRopeFunction.apply(q, k, cos, sin)

@@ -204,6 +204,10 @@ class Translation:
     """Which calls of the function these are, if others go to another kernel."""
     is_more_exact: bool = False
     """Whether the kernel keeps in float32 what the function rounds to its input's dtype."""
+    returned: Callable[[Any], Any] = lambda result: result
+    """Takes the kernel's result; returns it as the function does."""
+    why_not: Callable[[Callable[..., Any]], str | None] | None = None
+    """Takes a function that is not torch's; returns what else stands against it."""
 
     def titled(self, name: str) -> str:
         """Return the title of these calls in a report."""
@@ -264,7 +268,7 @@ def settings_of(function: Callable[..., Any], translation: Translation) -> froze
     A sentence says why there are none. Functions of torch are known by identity; the code of others
     is analysed before it runs.
     """
-    why = why_unlike_rotation(function) if translation.kernel == ROPE else None
+    why = why_unlike_rotation(function) if translation.why_not is _why_not_rotation else None
     if why is not None:
         return why
     kernel = kernel_named(translation.kernel)
@@ -286,7 +290,7 @@ def settings_of(function: Callable[..., Any], translation: Translation) -> froze
             return False
         with autocast_of(device, cast):
             original = function(*given)
-        new = kernel.reference(*arguments)
+        new = translation.returned(kernel.reference(*arguments))
         if are_alike(new, original) or not translation.is_more_exact:
             return are_alike(new, original)
         truth = kernel.truth(arguments[0].double(), *arguments[1:])
@@ -296,7 +300,7 @@ def settings_of(function: Callable[..., Any], translation: Translation) -> froze
         found = settings_where(agrees)
         if not found:
             return "it computes something else"
-        why = _why_not_rotation(function, device) if translation.kernel == ROPE else None
+        why = translation.why_not and translation.why_not(function)
     return found if why is None else why
 
 
@@ -314,8 +318,9 @@ def why_unlike_rotation(function: Callable[..., Any]) -> str | None:
     return reads if isinstance(reads, str) else None
 
 
-def _why_not_rotation(function: Callable[..., Any], device: torch.device) -> str | None:
+def _why_not_rotation(function: Callable[..., Any]) -> str | None:
     """Return why a function is no rotation: results, gradients, operators or side effects."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     generator = torch.Generator().manual_seed(23)
     reference = kernel_named(ROPE).reference
     for length in LENGTHS:
@@ -418,6 +423,7 @@ _ROTATION = Translation(
         *(draw(2, 5, 8).to(dtype), draw(2, 5, 8).to(dtype)),
     ),
     shape=lambda q, k, *_: (q.shape[0], q.shape[2], q.shape[1], k.shape[1], q.shape[3]),
+    why_not=_why_not_rotation,
 )
 _ROTATION_OF_PARTS = replace(
     _ROTATION,

@@ -223,26 +223,6 @@ def test_experts_in_one_module_are_left_alone_with_the_reason():
     assert "loop" in why
 
 
-def test_a_rotation_of_other_pairs_is_left_alone():
-    module = Interleaved()
-    ((kernel, why),) = sites_of(module, "rope=eager")
-    assert (kernel, why.partition(": ")[0]) == ("rope", "apply_rotary_pos_emb")
-    assert "something else" in why
-
-
-def apply_rotary_pos_emb(q, k, cos, sin):
-    def turn(x):
-        return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
-
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    return q * cos + turn(q) * sin, k * cos + turn(k) * sin
-
-
-class Interleaved(nn.Module):
-    def forward(self, q, k, cos, sin):
-        return apply_rotary_pos_emb(q, k, cos, sin)
-
-
 class Lossy(nn.Module):
     """Calls losses in several ways."""
 

@@ -40,6 +40,7 @@ from kprof.kernels.swap.patches import (
 )
 from kprof.kernels.swap.providers import ORIGINAL
 from kprof.kernels.swap.reads import CHANGED, Reads, reads_of_function
+from kprof.kernels.swap.rotations import rotation_of
 from kprof.kernels.swap.site import Request, Site, Skip, Switch, bound
 from kprof.kernels.swap.sites import Family
 from kprof.kernels.swap.translate import (
@@ -431,6 +432,9 @@ def _known_calls(forward: Callable[..., Any], request: Request) -> dict[Path, Kn
     known = {}
     for path, function in calls_in(forward):
         translations = translations_of(function, request.kernels)
+        if ROPE in request.kernels and inspect.isfunction(function):
+            other = request.once(("rotation", function), rotation_of, function)
+            translations = translations if other is None else (other,)
         if translations:
             is_own = any(one.kernel == ROPE for one in translations)
             known[path] = Known(
@@ -601,6 +605,7 @@ def _routed(function: Callable[..., Any], route: Route) -> Callable[..., Any]:
     translation, dispatcher = route
     known, decide, trace = dispatcher.known, dispatcher.decide, dispatcher.tracing()
     translate, key_of, shape_of = translation.arguments, translation.key, translation.shape
+    returned = translation.returned
 
     def replacement(*args: Any, **kwargs: Any) -> Any:
         arguments = translate(*args, **kwargs)
@@ -619,7 +624,7 @@ def _routed(function: Callable[..., Any], route: Route) -> Callable[..., Any]:
                 decision = decide(key, arguments, shape_of(*arguments), is_default=is_default)
             decision.num_calls += 1
             run = decision.function
-        return function(*args, **kwargs) if run is None else run(*arguments)
+        return function(*args, **kwargs) if run is None else returned(run(*arguments))
 
     return replacement
 
