@@ -32,6 +32,8 @@ MOST_ULPS = {torch.bfloat16: 2.0, torch.float16: 2.0, torch.float32: 32.0}
 # The same for gradients, where a detached part differs by far more.
 MOST_ULPS_OF_GRADIENTS = 4_096.0
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+# The number by which code names the last dimension, and one that no tensor of a probe has.
+LAST_DIMENSION, NO_DIMENSION = -1, 8
 # Dtype of the input, and of autocast if it is on.
 Setting = tuple[torch.dtype, torch.dtype | None]
 SETTINGS: tuple[Setting, ...] = tuple(
@@ -282,6 +284,9 @@ def set_number(module: Module, number: Number) -> Callable[[bool], None]:
         module = child.__dict__["module"] if isinstance(child, Direct) else cast("Module", child)
     value = number.value
     other = value + 1 if isinstance(value, int) else 1.37 * value + 0.11
+    if value == LAST_DIMENSION and isinstance(value, int):
+        # A factor changes the result; a dimension raises, so that it counts as a form.
+        other = NO_DIMENSION
 
     def put(is_other: bool) -> None:
         module.__dict__[number.name] = other if is_other else value

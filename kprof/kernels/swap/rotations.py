@@ -223,6 +223,14 @@ def rotation_of(function: Callable[..., Any]) -> Translation | None:
     return None if found is None else _translation(found)
 
 
+def why_unknown(function: Callable[..., Any]) -> str:
+    """Return why a function whose name says that it rotates is not known."""
+    if signature_of(function) is None:
+        return why_unlike_rotation(function) or "it is not known"
+    reads = reads_of_function(function)
+    return reads if isinstance(reads, str) else "it computes something else"
+
+
 def _is_usual(function: Callable[..., Any]) -> bool:
     """Return whether a function of q, k, cos and sin rotates halves, in angles of their dtype."""
     if why_unlike_rotation(function) is not None:

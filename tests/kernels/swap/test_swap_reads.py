@@ -286,6 +286,27 @@ class OffsetNorm(Norm):
         return x * rms * (self._offset + self.weight)
 
 
+class DimensionNorm(Norm):
+    """Names the dimension of its rows by an attribute, as LitGPT does."""
+
+    def __init__(self):
+        super().__init__(SIZE)
+        self.dim = -1
+
+    def forward(self, x):
+        rms = torch.rsqrt(x.pow(2).mean(self.dim, keepdim=True) + self.variance_epsilon)
+        return self.weight * (x * rms)
+
+
+class SignNorm(Norm):
+    def __init__(self):
+        super().__init__(SIZE)
+        self.sign = -1
+
+    def forward(self, x):
+        return super().forward(x) * self.sign * self.sign
+
+
 class TokensNorm(Norm):
     """Norms over tokens where there are three dimensions, by counting from the front."""
 
@@ -335,6 +356,7 @@ def leaky(factor):
 
 
 REPLACED = {
+    "dimension": lambda: DimensionNorm(),
     "plain": lambda: Mlp(SIZE),
     "private mode": Chosen,
     "config": Configured,
@@ -411,6 +433,7 @@ LEFT = {
         "it reads variance_epsilon, a tensor, which the kernel does not take",
     ),
     "offset 0": (lambda: OffsetNorm(0.0), "it reads _offset, which the kernel does not take"),
+    "sign": (lambda: SignNorm(), "it reads sign, which the kernel does not take"),
     "depth": (lambda: DepthNorm(0), "it reads layer_idx, which the kernel does not take"),
     "over tokens": (
         lambda: TokensNorm(SIZE),
@@ -428,6 +451,15 @@ def made(make):
     # Classes of the models for tests take a size.
     is_sized = getattr(make, "__init__", None) in (Norm.__init__, Mlp.__init__)
     return make(SIZE) if is_sized else make()
+
+
+def test_a_norm_of_another_dimension_since_it_was_recognised_runs_itself():
+    module, x = DimensionNorm(), torch.randn(2, 5, SIZE)
+    with swapped(module, *NAMES) as swap:
+        module.dim = 1
+        found = module(x)
+    assert torch.equal(found, module(x))
+    assert [site.num_fallen_back for site in swap.sites] == [1]
 
 
 @pytest.mark.parametrize("name", REPLACED)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from kprof.kernels.swap.reads import COMPARES
 from kprof.kernels.swap.swapping import swapped
 from tests.kernels.kernel_checks import COMPILED, INTERPRETED
 
@@ -69,6 +70,10 @@ def rope_detached(x, cos, sin):
 
 def rope_long(x, cos, sin):
     return rope_alone(x, cos, sin) * (1 + (len(x[0, 0]) // 1_000))
+
+
+def rope_comparing(x, cos, sin):
+    return rope_alone(x, cos, sin) if x.shape[2] > 0 else x
 
 
 def rope_in_place(x, cos, sin):
@@ -162,6 +167,11 @@ class Long(Alone):
         return rope_long(self.heads(x)[0], *angles)
 
 
+class Comparing(Alone):
+    def forward(self, x, *angles):
+        return rope_comparing(self.heads(x)[0], *angles)
+
+
 class InPlace(Alone):
     def forward(self, x, *angles):
         return rope_in_place(self.heads(x)[0], *angles)
@@ -239,6 +249,13 @@ def test_a_function_that_does_something_else_is_left_alone(cls):
         pass
     assert swap.skipped
     assert not swap.replaced
+
+
+def test_a_rotation_that_compares_sizes_has_this_as_its_reason():
+    model, _ = made(Comparing)
+    with swapped(model, "rope") as swap:
+        pass
+    assert [site.skipped for site in swap.skipped] == [f"rope_comparing: {COMPARES}"]
 
 
 @pytest.mark.parametrize("cls", FORMS)

@@ -40,7 +40,7 @@ from kprof.kernels.swap.patches import (
 )
 from kprof.kernels.swap.providers import ORIGINAL
 from kprof.kernels.swap.reads import CHANGED, Reads, reads_of_function
-from kprof.kernels.swap.rotations import rotation_of
+from kprof.kernels.swap.rotations import rotation_of, why_unknown
 from kprof.kernels.swap.site import Request, Site, Skip, Switch, bound
 from kprof.kernels.swap.sites import Family
 from kprof.kernels.swap.translate import (
@@ -68,7 +68,6 @@ from kprof.kernels.swap.translate import (
     scaled,
     settings_of,
     translations_of,
-    why_unlike_rotation,
     with_own_scale,
 )
 
@@ -401,7 +400,7 @@ def _expected(
     if ROPE in request.kernels:
         for path, function in request.once(("rotations", forward), _other_rotations, forward):
             if path not in calls:
-                why = why_unlike_rotation(function) or "it is not known"
+                why = why_unknown(function)
                 yield Skip(name, ROPE, f"{what}: {path[-1]}", f"{'.'.join(path)}: {why}")
     asked = [one for one in ARGUMENTS if one in request.kernels]
     known = {one.kernel for call in calls.values() for one in call.translations}
