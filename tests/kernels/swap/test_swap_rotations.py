@@ -281,12 +281,15 @@ def test_checkpoints_autocast_and_inference_have_the_originals_results(cls):
 
 
 @COMPILED
-@pytest.mark.parametrize("cls", FORMS)
-def test_compiled_it_is_one_graph_with_the_same_gradients(cls):
+@pytest.mark.parametrize(
+    ("cls", "is_dynamic"), [*((cls, False) for cls in FORMS), (Alone, True), (SinFirst, True)]
+)
+def test_compiled_it_is_one_graph_with_the_same_gradients(cls, is_dynamic):
+    torch.compiler.reset()
     model, given = made(cls)
     wanted = trained(model, given)
     with swapped(model, "rope") as swap:
-        graph = torch.compile(model, fullgraph=True, backend="aot_eager")
+        graph = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=is_dynamic)
         found = trained(model, given, graph)
     torch.testing.assert_close([*found], [*wanted])
     assert [call.is_compiled for call in swap.sites[0].calls] == [True]
