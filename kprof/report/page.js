@@ -11,10 +11,9 @@
   // Below this width figures have smaller labels; a name in a legend takes so many pixels.
   const NARROW = 560;
   const ROW_OF_LEGEND = 14;
-  // So long a new page is left to its reader, before figures out of sight are drawn.
+  // A figure out of sight waits no longer for a page that is busy.
   const WAIT_MS = 500;
   const drawn = new Set();
-  let loading = null;
 
   // Plotly's own script, unpacked and run as an inline script whose hash the page's policy names.
   async function unpack() {
@@ -25,6 +24,20 @@
     script.textContent = await new Response(stream).text();
     document.head.append(script);
     if (!window.Plotly) throw new Error("the drawing script did not run");
+  }
+
+  // A page is printed no sooner than its load event, which a frame that is being written delays.
+  async function unpackBeforeLoad() {
+    const frame = document.createElement("iframe");
+    frame.hidden = true;
+    document.body.append(frame);
+    // In a sandbox, as of a notebook, the frame's document is out of reach.
+    frame.contentDocument?.open();
+    try {
+      await unpack();
+    } finally {
+      frame.remove();
+    }
   }
 
   function themed(layout, theme, width) {
@@ -57,11 +70,12 @@
     return window.Plotly.react(plot, data, themed(layout, theme, width), options);
   }
 
+  const loading = figures.length ? unpackBeforeLoad() : null;
   const theme = () => (dark.matches ? themes.dark : themes.light);
 
   async function show(figure) {
     try {
-      await (loading ??= unpack());
+      await loading;
       if (!drawn.has(figure)) await draw(figure, theme());
     } catch (error) {
       figure.querySelector(".plot").textContent = `This browser cannot draw the figure: ${error.message}`;
@@ -76,15 +90,16 @@
   }, { rootMargin: "600px" });
   figures.forEach((figure) => watcher.observe(figure));
 
-  // The others follow one by one while the page is idle, so that a printed page has them all.
-  const idle = window.requestIdleCallback ?? ((work) => setTimeout(work, 50));
+  // The others follow one by one while the page is idle, so that none waits for its reader.
+  const whenIdle = window.requestIdleCallback ?? ((work) => setTimeout(work, 50));
+  const drawSoon = () => whenIdle(drawRest, { timeout: WAIT_MS });
   async function drawRest() {
     const next = figures.find((figure) => !drawn.has(figure));
     if (!next) return;
     await show(next);
-    if (drawn.has(next)) idle(drawRest);
+    if (drawn.has(next)) drawSoon();
   }
-  if (figures.length) addEventListener("load", () => setTimeout(() => idle(drawRest), WAIT_MS));
+  if (figures.length) addEventListener("load", drawSoon);
 
   dark.addEventListener("change", () => drawn.forEach((figure) => draw(figure, theme())));
   const folds = [...document.querySelectorAll("details")];

@@ -62,6 +62,14 @@ class Browser:
         """Return what a script in the page returns; the page's own policy does not bind it."""
         return self._send("POST", "/execute/sync", {"script": script, "args": []})
 
+    def enter_frame(self, number):
+        """Run what follows in a frame of the page."""
+        self._send("POST", "/frame", {"id": number})
+
+    def leave_frame(self):
+        """Run what follows in the page itself."""
+        self._send("POST", "/frame", {"id": None})
+
     def command(self, name, **options):
         """Send a command of the browser's own protocol, and return its answer."""
         return self._send("POST", "/goog/cdp/execute", {"cmd": name, "params": options})

@@ -104,19 +104,32 @@ def test_no_column_is_cut_and_nothing_is_complained_of(session, show, name, widt
     assert session.complaints() == []
 
 
-def test_a_printed_page_has_all_figures_and_folded_tables_without_scrolling(session, show):
+def test_a_page_printed_at_once_has_all_figures_and_folded_tables(session, show):
     show("training")
-    # Figures out of sight follow by themselves.
-    assert session.wait_until(f"return ({FIGURES[7:]}) === ({DRAWN[7:]})")
-    session.command("Emulation.setEmulatedMedia", media="print", features=[])
-    session.run("dispatchEvent(new Event('beforeprint'))")
-    assert session.run(FIGURES) >= 4
-    widths = "return [...document.querySelectorAll('.plot svg')].map((one) => one.clientWidth)"
-    assert 0 < max(session.run(widths)) <= 700
-    assert session.run("return [...document.querySelectorAll('details')].every((one) => one.open)")
-    session.run("dispatchEvent(new Event('afterprint'))")
-    assert not session.run("return document.querySelector('details').open")
+    state = "[...document.querySelectorAll('details')].every((one) => one.open)"
+    session.run(
+        f"addEventListener('beforeprint', () => {{ window.printed = {{ drawn: {DRAWN[7:]},"
+        " width: Math.max(...[...document.querySelectorAll('.plot svg')]"
+        f".map((one) => one.clientWidth)), unfolded: {state} }}; }})"
+    )
     assert len(session.print_pdf()) > 100_000
+    printed = session.run("return window.printed")
+    assert printed["drawn"] == session.run(FIGURES) >= 4
+    assert 0 < printed["width"] <= 700
+    assert printed["unfolded"]
+    assert not session.run("return document.querySelector('details').open")
+
+
+def test_a_page_in_a_sandbox_as_of_a_notebook_draws_its_figures_too(session, show, pages):
+    page = Path(pages["training"].removeprefix("file://"))
+    host = page.with_name("host.html")
+    host.write_text(
+        f'<iframe sandbox="allow-scripts" src="{page.name}" width="900" height="700"></iframe>'
+    )
+    session.visit(host.as_uri())
+    session.enter_frame(0)
+    assert session.wait_until(f"return ({FIGURES[7:]}) > 0 && ({FIGURES[7:]}) === ({DRAWN[7:]})")
+    session.leave_frame()
 
 
 def column(session, number, of="top-kernels"):
