@@ -18,7 +18,7 @@ import pandas as pd
 from kprof.analyze.attribution.call_tree import NO_ROW, is_evaluation, is_node, parents
 from kprof.analyze.attribution.ledger import union_ns
 from kprof.analyze.attribution.overlap import allotted_time, rows_by
-from kprof.analyze.groupings import count_gpus, gpus_used, measure_capacity, split_window
+from kprof.analyze.groupings import count_gpus, gpus_used, split_window
 from kprof.analyze.intervals import Intervals, disjoint
 from kprof.trace import Trace, once_per_table, once_per_tables, once_per_trace
 
@@ -371,7 +371,12 @@ def count_gpu_steps(trace: Trace) -> int:
 
 
 def count_steps_or_gpus(trace: Trace) -> int:
-    """Return `count_gpu_steps`, or how many GPUs there are where no step is marked."""
+    """Return `count_gpu_steps`, or how many GPUs there are where no step is marked.
+
+    Without a timeline the whole is all device time, and there is one of it.
+    """
+    if not trace.has_timeline:
+        return 1
     return count_gpu_steps(trace) or max(count_gpus(trace.kernels), 1)
 
 
@@ -552,11 +557,11 @@ def denominator(trace: Trace) -> Denominator:
     A GPU's steps last from the host's entry into the first to the end of the last, on the host or
     on the device, whichever is later, without what was launched before the first; its window where
     no step is marked. Idle time at these edges is idle time of a step. In host mode what began
-    before the first step or after the last is in none.
+    before the first step or after the last is in none. Without a timeline it is all device time.
     """
     num_gpu_steps = count_gpu_steps(trace)
     if not trace.has_timeline or not len(trace.kernels):
-        return Denominator(measure_capacity(trace.kernels), count_steps_or_gpus(trace))
+        return Denominator(int(trace.kernels["duration_ns"].sum()), count_steps_or_gpus(trace))
     steps, spans, lead = _steps_of_ranks(trace), _spans(trace), find_lead(trace).of_gpus
     took = [
         (

@@ -254,7 +254,8 @@ def _reached(trace: Trace, rows: np.ndarray) -> str:
     known = rows[limit.notna().to_numpy(bool)[rows]]
     spent = total_ns(trace, known)
     if not spent:
-        return ": their work is not known"
+        has_work = trace.kernels[["bytes", "flops"]].iloc[rows].notna().to_numpy().any()
+        return f": {'the peaks of the device are' if has_work else 'their work is'} not known"
     reached = percent(int(limits(trace)[known].sum()) / spent)
     part = spent / max(total_ns(trace, rows), 1)
     where = "" if part > 0.995 else f", as far as it is known ({percent(part)} of their time)"

@@ -7,6 +7,7 @@ from kprof.analyze.passes import analyze
 from kprof.collect.readers.kineto import reader as kineto
 from kprof.collect.readers.proton.reader import knows, read
 from kprof.errors import TraceError
+from kprof.report.summary import summarize
 from kprof.trace import NOT_RECORDED
 from tests.quantities import quantities_in
 
@@ -33,7 +34,7 @@ def node(name, *children, **metrics):
 
 def kernel(name, time_ns, count=1, **metrics):
     told = {"count": count, "device_id": "0", "device_type": "CUDA", "time (ns)": time_ns}
-    return node(name, **told, **metrics)
+    return node(name, **{**told, **metrics})
 
 
 def profile(folder, *children, name="proton.hatchet"):
@@ -51,6 +52,20 @@ def test_a_row_adds_up_the_launches_of_a_kernel_on_one_path(tmp_path):
 
 def test_starts_of_launches_are_unknown(tmp_path):
     assert not read(profile(tmp_path, kernel("add", 300))).has_timeline
+
+
+def test_several_devices_without_a_timeline_have_no_idle_time(tmp_path):
+    tree = [kernel("add", 300), kernel("mul", 100, device_id="1")]
+    summary = summarize(analyze(read(profile(tmp_path, *tree))))
+    assert (summary.whole_ns, summary.total_ns) == (400, 400)
+    assert [(one.time_ns, one.is_idle) for one in summary.time] == [(400, False)]
+
+
+@pytest.mark.parametrize("declared", [{}, {"flops16": 10**9, "bytes": 10**6}])
+def test_work_that_was_declared_is_not_called_unknown(tmp_path, declared):
+    tree = kernel("gemm", 300_000_000, **declared)
+    (found,) = analyze(read(profile(tmp_path, tree))).diagnosis.findings
+    assert ("work is not known" in found.claim) == (not declared)
 
 
 def test_scopes_are_modules_named_by_their_path(tmp_path):
