@@ -24,6 +24,15 @@ BRAKES = 0x8 | 0x20 | 0x40 | 0x80
 
 
 @dataclass(frozen=True)
+class Links:
+    """Links between the GPUs of one host, as an all-reduce over all of them used them."""
+
+    bus_bytes_per_s: float
+    """Bus bandwidth as nccl-tests defines it, of a message of hundreds of MB."""
+    num_gpus: int
+
+
+@dataclass(frozen=True)
 class Device:
     """Ceilings of one kind of device; a rate neither published nor measured is absent."""
 
@@ -41,6 +50,8 @@ class Device:
     """Size of the last cache before the memory; None where unknown."""
     cached_copies: tuple[tuple[int, float], ...] = ()
     """Bytes read and written, and ns, of copies that stay in that cache; empty if unmeasured."""
+    links: Links | None = None
+    """Links to the other GPUs of its host; None where not measured."""
 
     @property
     def listed_name(self) -> str:

@@ -87,6 +87,7 @@ KERNELS: tuple[Column, ...] = (
     Column("limit_ns", "Int64", "ns", "roofline", "Time at the roofline: the larger of bytes and flops over their ceilings."),
     Column("bound", "category", "", "roofline", "memory, compute, issue or latency; missing where none is shown."),
     Column("counted_bound", "category", "", "roofline", "The bound, by the same work, of the run in which counters were read; missing where they were not."),
+    Column("message", "category", "", "condense", "Of a collective the message of its operator, as in `ranges`, where the ranges are left out."),
     Column("gap_before_ns", "Int64", "ns", "idle", "Idle time of the device before it; missing for the first."),
     Column("gap_cause", "category", "", "idle", "Cause of the longest part of that gap, as in `idle`; missing when there is none or it is unknown."),
 )

@@ -6,13 +6,15 @@ collectives, in what ran beside them and in its steps; the rest of it counts by 
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
-from kprof.analyze.attribution.overlap import allotted_time
+from kprof.analyze.attribution.overlap import CLASSES, allotted_time, classes_of
 from kprof.analyze.attribution.steps import find_steps, outside_steps, step_rows
+from kprof.analyze.bus_bandwidth import messages
 from kprof.analyze.groupings import measure_capacity
 from kprof.analyze.intervals import Intervals, disjoint
 from kprof.analyze.rank_layout import places
@@ -27,19 +29,21 @@ def condensed(trace: Trace) -> Trace:
     """Return an analyzed trace with its collectives, steps and the sums of each rank alone.
 
     What ran beside a collective, and the first and the last activity of a rank, stay as intervals
-    of one name, whose union is that of the activities. What was launched in no step is left out,
+    of one name, whose union is that of the activities: apart for computation, copies and sets, so
+    that collectives are hidden as in the whole trace. What was launched in no step is left out,
     where steps are marked. The result tells of waits in collectives what the whole trace tells.
     """
     kernels = trace.kernels
     inside = np.flatnonzero(~outside_steps(trace)) if len(kernels) else np.arange(0)
     is_collective = (kernels["collective"].notna() | (kernels["kind"] == "collective")).to_numpy()
     columns = [*(column.name for column in columns_of("kernels", "reader")), *ADDED]
-    own = kernels[columns].iloc[inside[is_collective[inside]]]
+    chosen = inside[is_collective[inside]]
+    own = kernels[columns].iloc[chosen].assign(message=messages(trace)[chosen])
     beside = _beside(kernels[columns], inside, is_collective)
     rows = pd.concat([own, *beside], ignore_index=True)
     # Categories of several frames become objects.
     texts = {c.name: "category" for c in SCHEMA["kernels"] if c.dtype == "category"}
-    rows = rows.astype({name: texts.get(name, kernels[name].dtype) for name in columns})
+    rows = rows.astype({name: texts.get(name) or kernels[name].dtype for name in rows.columns})
     ranges = trace.ranges.iloc[step_rows(trace.ranges)]
     ranges = ranges[[column.name for column in columns_of("ranges", "reader")]]
     meta = replace(
@@ -59,18 +63,22 @@ def _beside(
     gpu = table.groupby(["rank", "device"], sort=False).ngroup().to_numpy()
     step = table["step"].to_numpy(np.int64, na_value=-1)
     collective = is_collective[inside]
+    of_class = classes_of(table)
     found = []
     for one in np.unique(gpu):
         mine = gpu == one
         spans = _union(start, end, mine & collective)
-        for number in np.unique(step[mine]):
-            busy = _union(start, end, mine & ~collective & (step == number))
+        others = mine & ~collective
+        for number, one_class in itertools.product(
+            np.unique(step[mine]), np.unique(of_class[others])
+        ):
+            busy = _union(start, end, others & (step == number) & (of_class == one_class))
             kept = busy.take(_touch(busy, spans))
             if len(kept):
                 # Rows of the whole table, for what the intervals share: rank, device, step.
                 first = inside[kept.row]
                 rows = kernels.iloc[first]
-                found.append(_rows(rows, kept))
+                found.append(_rows(rows, kept, [*CLASSES, BESIDE][one_class]))
     return found
 
 
@@ -90,12 +98,12 @@ def _touch(busy: Intervals, spans: Intervals) -> np.ndarray:
     return np.asarray(edge | (begins[place] < busy.end))
 
 
-def _rows(rows: pd.DataFrame, union: Intervals) -> pd.DataFrame:
+def _rows(rows: pd.DataFrame, union: Intervals, kind: str) -> pd.DataFrame:
     """Return intervals as activities without anything that tells them from one another."""
     table: pd.DataFrame = empty("kernels").reindex(range(len(union)))
     for column in ("rank", "device", "step"):
         table[column] = rows[column].to_numpy()
-    table["name"] = table["kind"] = BESIDE
+    table["name"], table["kind"] = BESIDE, kind
     is_host = (rows["activity"] == "host").to_numpy(bool)
     table["activity"] = np.where(is_host, "host", "kernel")
     table["stream"] = -1

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from kprof.device import Device, find_device
+from kprof.device import Device, Links, find_device
 from kprof.errors import counted
 from kprof.storage import cache_folder
 
@@ -80,7 +80,16 @@ class Ceilings:
             memory_bytes=self.memory_bytes,
             cache_bytes=cache_bytes,
             cached_copies=self._cached_copies(cache_bytes or 0),
+            links=self._links(),
         )
+
+    def _links(self) -> Links | None:
+        """Return what an all-reduce over all GPUs of the host reached; None for a single GPU."""
+        for figure in self.figures:
+            number = re.search(r"(\d+) GPUs", figure.detail)
+            if figure.name == "all-reduce" and number:
+                return Links(figure.value, int(number[1]))
+        return None
 
     def _cached_copies(self, cache_bytes: int) -> tuple[tuple[int, float], ...]:
         """Return bytes and ns of the copies whose source and target fit into the cache together."""

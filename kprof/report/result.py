@@ -52,7 +52,7 @@ def result_of(trace: Trace, ledger: Ledger) -> dict[str, object]:
         "num_ranks": trace.meta.num_ranks,
         "clocks": trace.meta.clocks,
         "untimed": trace.meta.untimed,
-        "ceilings": asdict(trace.meta.device) if trace.meta.device else None,
+        "ceilings": _ceilings(trace),
         "summary": asdict(summarize(trace)),
         "recording": _recording(trace),
         "ledger": truth_columns(trace, ledger) | {"buckets": ledger.buckets},
@@ -79,6 +79,15 @@ def result_of(trace: Trace, ledger: Ledger) -> dict[str, object]:
         "unanswered": [asdict(found) for found in find_unanswered(trace)],
         "caveats": [{"id": one.id, "text": one.text} for one in trace.meta.caveats],
     }
+
+
+def _ceilings(trace: Trace) -> dict[str, object] | None:
+    """Return the device's ceilings; of its links where they were measured."""
+    device = trace.meta.device
+    if device is None:
+        return None
+    told = asdict(device)
+    return told if device.links else {key: one for key, one in told.items() if key != "links"}
 
 
 def _denominator(trace: Trace) -> dict[str, object]:

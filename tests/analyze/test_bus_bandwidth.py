@@ -1,12 +1,16 @@
 """Bandwidth of collectives: the message over the transfer, without the wait for the last rank."""
 
 import json
+from dataclasses import replace
 
 import pandas as pd
 import pytest
 
 from kprof.analyze.bus_bandwidth import measure_collectives
-from tests.traces import trace_of
+from kprof.analyze.condense import condensed
+from kprof.device import Links
+from tests.rank_patterns import opened, pattern_of
+from tests.traces import ROUND_DEVICE, trace_of
 
 MS = 1_000_000
 # 100 MB in fp32.
@@ -56,15 +60,76 @@ def test_hidden_and_exposed_time_add_up_to_all():
     [
         (None, 2),
         (json.dumps(["allreduce", 8, 8, "Quaternion", 2]), 2),
+        (json.dumps(["allreduce", 8, 8, ["Float"], 2]), 2),
+        (json.dumps([None, 8, 8, "Float", 2]), 2),
+        (json.dumps(["allreduce", 10**400, 8, "Float", 2]), 2),
         (json.dumps(["allreduce", 8, 8, "Float", None]), 2),
         (json.dumps(["allreduce", 8, 8, "Float", 3]), 2),
         (json.dumps(["allreduce", 8, 8, "Float", 2]), 1),
     ],
-    ids=["no message", "unknown type", "unknown number of ranks", "a rank is missing", "one rank"],
+    ids=[
+        "no message",
+        "unknown type",
+        "types",
+        "no name",
+        "too large",
+        "unknown number of ranks",
+        "a rank is missing",
+        "one rank",
+    ],
 )
 def test_the_bandwidth_is_missing_where_the_recording_does_not_tell(message, num_ranks):
     table = measure_collectives(two_ranks("allreduce", message, num_ranks))
     assert pd.isna(table["bus_bytes_per_s"]).all()
+
+
+ALL_REDUCE = json.dumps(["allreduce", ELEMENTS, ELEMENTS, "Float", 2])
+
+
+def ceiling(trace, links, hosts=((0, "a"), (1, "a"))):
+    device = replace(ROUND_DEVICE, links=links)
+    trace = replace(trace, meta=replace(trace.meta, device=device, hosts=hosts))
+    (row,) = measure_collectives(trace).to_dict("records")
+    return row["ceiling_bytes_per_s"]
+
+
+def test_the_ceiling_is_that_of_as_many_gpus_of_one_host():
+    assert ceiling(two_ranks("allreduce", ALL_REDUCE), Links(400e9, 2)) == 400e9
+
+
+@pytest.mark.parametrize(
+    ("links", "hosts"),
+    [
+        (None, ((0, "a"), (1, "a"))),
+        (Links(400e9, 8), ((0, "a"), (1, "a"))),
+        (Links(400e9, 2), ((0, "a"), (1, "b"))),
+        (Links(400e9, 2), ((0, "a"),)),
+        (Links(400e9, 2), ()),
+    ],
+    ids=["not measured", "of 8 GPUs", "two hosts", "a host not told", "no host told"],
+)
+def test_the_ceiling_of_other_links_is_missing(links, hosts):
+    assert pd.isna(ceiling(two_ranks("allreduce", ALL_REDUCE), links, hosts))
+
+
+def test_condensed_ranks_have_the_bandwidth_and_the_hidden_time_of_all_of_them():
+    trace = opened(replace(pattern_of("one", 8, 5), is_overlapped=True, groups=()))
+    whole = measure_collectives(trace)
+    some = replace(trace, all_ranks=condensed(trace), kernels=trace.kernels.iloc[:50])
+    assert whole["bus_bytes_per_s"].notna().all()
+    assert whole["hidden_ns"].sum() > 0
+    pd.testing.assert_frame_equal(measure_collectives(some), whole, check_categorical=False)
+
+
+@pytest.mark.parametrize("activity", ["copy", "set", "gemm"])
+def test_a_condensed_collective_is_hidden_by_computation_alone(activity):
+    trace = two_ranks("allreduce", ALL_REDUCE)
+    kind = trace.kernels["kind"].astype(str).replace("gemm", activity).astype("category")
+    trace = trace.with_kernels(kind=kind, step=pd.array([pd.NA] * len(kind), "Int64"))
+    (row,) = measure_collectives(trace).to_dict("records")
+    some = replace(trace, all_ranks=condensed(trace))
+    (other,) = measure_collectives(some).to_dict("records")
+    assert row["hidden_ns"] == other["hidden_ns"] == (2 * MS if activity == "gemm" else 0)
 
 
 def test_a_recording_without_collectives_has_no_rows():

@@ -11,7 +11,7 @@ from kprof.collect.ceilings import (
     kept_ceilings,
     measure_host,
 )
-from kprof.device import find_device
+from kprof.device import Links, find_device
 
 MEASURED = Ceilings(
     gpu="NVIDIA H200",
@@ -95,3 +95,12 @@ def test_copies_that_fit_the_cache_are_kept_with_the_time_that_they_took():
 def test_a_cache_that_was_measured_counts_more_than_the_catalogues():
     device = replace(MEASURED, cache_bytes=4 << 20).as_device()
     assert (device.cache_bytes, device.cached_copies) == (4 << 20, ())
+
+
+def test_the_bandwidth_of_links_is_that_of_an_all_reduce_of_several_gpus():
+    detail = "NCCL, 4 GPUs, 512 MiB each, bytes on the bus"
+    several = replace(
+        MEASURED, figures=(*MEASURED.figures, Figure("all-reduce", 354e9, "B/s", detail))
+    )
+    assert MEASURED.as_device().links is None
+    assert several.as_device().links == Links(354e9, 4)

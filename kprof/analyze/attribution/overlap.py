@@ -69,7 +69,7 @@ def own_instants(kernels: pd.DataFrame, rows: Int64s) -> Intervals:
     precedence = np.lexsort([*(-codes for codes in reversed(ties)), end])
     place = np.empty(len(rows), dtype=np.int64)
     place[precedence] = np.arange(len(rows))
-    classes = _classes(kernels)[rows]
+    classes = classes_of(kernels)[rows]
     layers = [
         _last_to_end(every.take(classes == one), place[classes == one])
         for one in range(len(CLASSES) + 1)
@@ -95,7 +95,7 @@ def _last_to_end(intervals: Intervals, place: Int64s) -> Intervals:
     return owned.take(owned.end > owned.start)
 
 
-def _classes(kernels: pd.DataFrame) -> Int64s:
+def classes_of(kernels: pd.DataFrame) -> Int64s:
     """Return the class of every row: its place in `CLASSES`, or their number for computation.
 
     Before kinds are known, every activity is computation.

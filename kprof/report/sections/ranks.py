@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from math import isnan
+from typing import Any
 
+from kprof.analyze.bus_bandwidth import measure_collectives
 from kprof.analyze.condense import rank_totals
 from kprof.analyze.findings.rules.stragglers import LEAST_SHARE, why_no_ranks
 from kprof.analyze.late_ranks import Lateness, RankLateness, find_lateness
 from kprof.report.figures import ORANGE, PALE, RED, Drawn, axis, margins
 from kprof.report.section import Column, Figure, Part, Section, Table, Text
-from kprof.report.units import MISSING, format_share, format_time
+from kprof.report.units import MISSING, format_amount, format_share, format_time
 from kprof.trace import RankTotals, Trace
 
 TITLE = "Ranks"
 ORDER = 77
+# Of a job of many process groups, those with most exposed time; of a group so many letters.
+MOST_COLLECTIVES, MOST_LETTERS = 20, 28
 # Columns of a rank that are shown where they were recorded.
 RECORDED: dict[str, Callable[[RankTotals], str]] = {
     "GPU": lambda one: ", ".join(uuid.removeprefix("GPU-")[:8] for uuid in one.gpu_uuids),
@@ -39,6 +44,7 @@ def render(trace: Trace) -> Section:
         parts.append(_map(found))
     if len(totals) > 1:
         parts.append(_table(totals, found))
+        parts += _collectives(trace)
     return Section(TITLE, ORDER, tuple(parts), in_terminal=found is not None)
 
 
@@ -117,6 +123,54 @@ def _table(totals: Sequence[RankTotals], found: Lateness | None) -> Table:
         "of most of the rest." + "".join(MEANING[name] for name in more),
         share=tuple(_share(late.get(one.rank), found) for one in rows) if found else (),
     )
+
+
+def _collectives(trace: Trace) -> list[Table]:
+    """Return the table of collectives by process group and operation, if there are any."""
+    every = measure_collectives(trace)
+    rows = [
+        (
+            one["collective"],
+            _shortened(one["group"]),
+            f"{one['calls']:,}",
+            format_time(one["exposed_ns"]),
+            format_time(one["hidden_ns"]),
+            *_rates(one),
+        )
+        for one in every.head(MOST_COLLECTIVES).to_dict("records")
+    ]
+    columns = (
+        Column("Collective"),
+        Column("Group", essential=False),
+        Column("Calls", "right", essential=False),
+        Column("Exposed", "right"),
+        Column("Hidden", "right"),
+        Column("Transfer", "right"),
+        Column("Bus", "right"),
+        Column("Of ceiling", "right"),
+    )
+    more = f" {len(every) - len(rows):,} more are in `--json`." if len(every) > len(rows) else ""
+    caption = (
+        "Collectives of all ranks. Hidden: computation runs beside them. Transfer: median time "
+        "from the last rank's arrival to the end. Bus: its bandwidth as nccl-tests defines it. "
+        "Of ceiling: of the bandwidth that `kprof roofline` measured with large messages on as "
+        f"many GPUs of one host.{more}"
+    )
+    return [Table(columns, tuple(rows), caption=caption)] if rows else []
+
+
+def _rates(one: dict[Hashable, Any]) -> tuple[str, str, str]:
+    """Return the transfer, its bus bandwidth, and that as a share of the ceiling."""
+    transfer, bus, ceiling = (
+        None if isnan(one[name]) else float(one[name])
+        for name in ("transfer_ns", "bus_bytes_per_s", "ceiling_bytes_per_s")
+    )
+    share = bus / ceiling if bus is not None and ceiling else None
+    return format_time(transfer), format_amount(bus, "B/s"), format_share(share)
+
+
+def _shortened(group: str) -> str:
+    return group if len(group) <= MOST_LETTERS else f"{group[: MOST_LETTERS - 2]} …"
 
 
 def _of_waits(found: Lateness) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from kprof.analyze.attribution.steps import find_steps
 from kprof.analyze.capture_quality.unanswered import why_no_timeline
-from kprof.analyze.whatif.across_ranks import HIDDEN, IN_TIME
+from kprof.analyze.whatif.across_ranks import is_across_ranks
 from kprof.analyze.whatif.changes import ROOFLINE, TOGETHER, WITHOUT
 from kprof.report.section import Column, Part, Section, Table, Text
 from kprof.report.units import MISSING, format_range, format_share, format_time
@@ -27,9 +27,10 @@ EXPLANATION = (
 )
 WHOLLY = "Idle time that is gone is gone wholly; a fix may leave a part of it, as its finding says."
 ACROSS = (
-    "Late ranks in time, communication hidden: from the waits of all ranks in collectives, without "
-    "a replay. Hidden is the least that a step takes if all communication runs beside computation; "
-    "the host may take longer."
+    "Late ranks in time, communication hidden or at its roofline: from the collectives of all "
+    "ranks, without a replay. Hidden is the least that a step takes if all communication runs "
+    "beside computation; the host may take longer. At its roofline, transfers reach the bus "
+    "bandwidth that `kprof roofline` measured; small messages reach less."
 )
 INSIDE = "An operator counts with everything that runs inside it."
 
@@ -72,7 +73,7 @@ def _lead(told: list[Prediction], whole: str) -> str:
         f"{best.target} {best.change}: {whole} would take {format_time(best.predicted_step_ns)} "
         f"instead of {format_time(best.step_ns)}; it saves {_interval(best)} of it."
     )
-    if best.what in (IN_TIME, HIDDEN):
+    if is_across_ranks(best):
         return f"{answer} The interval covers how {whole.split()[-1]}s differ."
     return (
         f"{answer} The interval covers the error of replaying the unchanged recording, and "
@@ -122,7 +123,7 @@ def _table(told: list[Prediction], num_rows: int, whole: str) -> Table:
     caption = "Each change alone. Their savings overlap and do not add up."
     if any(one.target.startswith("op:") for one in told):
         caption += f" {INSIDE}"
-    if any(one.what in (IN_TIME, HIDDEN) for one in told):
+    if any(map(is_across_ranks, told)):
         caption += f" {ACROSS}"
     if any(one.what == WITHOUT for one in told):
         caption += f" {WHOLLY}"

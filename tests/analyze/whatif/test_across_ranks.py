@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from kprof.analyze.bus_bandwidth import transfers
 from kprof.analyze.condense import condensed, rank_totals
 from kprof.analyze.late_ranks import find_lateness
 from kprof.analyze.passes import attributed
@@ -16,9 +17,10 @@ from kprof.analyze.whatif.across_ranks import (
     answer,
     predict_across_ranks,
 )
+from kprof.device import Links
 from tests import rank_patterns
 from tests.rank_patterns import opened, pattern_of
-from tests.traces import trace_of
+from tests.traces import ROUND_DEVICE, trace_of
 
 ALWAYS_LATE = ("one", "host", "stage", "bursty", "slow_link", "slow_clock", "data_loader", "two")
 
@@ -93,6 +95,37 @@ def test_where_no_rank_is_late_there_is_nothing_to_save_by_ranks_in_time():
     assert [one.target for one in predict_across_ranks(trace)] == ["communication"]
     asked = answer(RANKS_IN_TIME, trace)
     assert asked.predicted_step_ns == asked.shortest_step_ns == asked.step_ns
+
+
+def with_links(trace, times):
+    """Return the trace of a host whose links are `times` as fast as the largest group used them."""
+    bus = transfers(trace)["bus_bytes_per_s"].median()
+    links = Links(times * bus, trace.meta.num_ranks)
+    device = replace(ROUND_DEVICE, links=links)
+    return replace(trace, meta=replace(trace.meta, device=device))
+
+
+@pytest.mark.parametrize("name", ["none", "one", "bursty"])
+def test_at_the_bandwidth_of_the_links_a_step_is_that_of_a_run_with_such_links(name, monkeypatch):
+    pattern = pattern_of(name, 8, 7)
+    found = answer(AT_ROOFLINE, with_links(opened(pattern), 2))
+    monkeypatch.setattr(rank_patterns, "TRANSFER_NS", rank_patterns.TRANSFER_NS // 2)
+    truth = step_ns(pattern)
+    assert found.predicted_step_ns == pytest.approx(truth, rel=0.005)
+    assert found.shortest_step_ns <= truth <= found.longest_step_ns == found.step_ns
+
+
+def test_links_that_were_reached_leave_nothing_to_gain(late):
+    found = answer(AT_ROOFLINE, with_links(late, 0.9))
+    assert found.predicted_step_ns == found.step_ns
+
+
+def test_ranks_that_are_condensed_gain_the_same_of_faster_links(late):
+    trace = with_links(late, 2)
+    some = replace(trace, all_ranks=condensed(trace))
+    gained = [answer(AT_ROOFLINE, one) for one in (trace, some)]
+    assert gained[0].step_ns - gained[0].predicted_step_ns > 0
+    assert gained[0] == replace(gained[1], step_ns=gained[0].step_ns)
 
 
 def test_without_a_measured_ceiling_of_the_links_their_roofline_is_unknown(late):
