@@ -72,12 +72,14 @@ def diff_traces(first: Trace, second: Trace) -> Compared:
     """
     from kprof.analyze.diff.alignment import find_differences
     from kprof.analyze.diff.comparability import find_doubts, find_obstacle
+    from kprof.analyze.diff.ranks import compare_ranks
     from kprof.report.difference import Compared
 
     if obstacle := find_obstacle(first, second):
         raise KprofError(obstacle[0], fix=obstacle[1])
     doubts = tuple(find_doubts(first, second))
-    return Compared(first, second, find_differences(first, second), doubts)
+    difference = find_differences(first, second)
+    return Compared(first, second, difference, doubts, compare_ranks(first, second))
 
 
 def write_page(compared: Compared, path: Path, *, force: bool) -> None:

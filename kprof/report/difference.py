@@ -19,6 +19,7 @@ from kprof.analyze.diff.alignment import (
     apportion,
 )
 from kprof.analyze.diff.comparability import DEVICES_DIFFER
+from kprof.analyze.diff.ranks import MEASURES, Measure, RankDifference, RankRow, Times
 from kprof.report.kernel_names import readable
 from kprof.report.section import Column, Facts, Part, Section, Table, Text
 from kprof.report.sections.run import blind_spots
@@ -53,6 +54,15 @@ ONE_CAPTURE = (
     "To prove a gain, compare both with `kprof ab`."
 )
 NS_IN_US = 1_000
+HEADERS: dict[Measure, str] = {
+    "step": "Time",
+    "busy": "Busy",
+    "exposed_communication": "Exposed communication",
+    "idle": "Idle",
+    "late": "Late by",
+    "waits": "Waits",
+}
+ESSENTIAL: tuple[Measure, ...] = ("step", "exposed_communication", "late")
 WITHIN = f"within {UNCHANGED:.0%}".replace("%", " %")
 
 
@@ -64,6 +74,8 @@ class Compared:
     b: Trace
     difference: Difference
     doubts: tuple[Caveat, ...]
+    ranks: RankDifference | None = None
+    """All ranks of both, of which one has several."""
 
     @property
     def title(self) -> str:
@@ -87,6 +99,8 @@ def sections_of_difference(compared: Compared, num_rows: int = ROWS_ON_TERMINAL)
     The rows left out are added up in one, so that every column adds up to its first row.
     """
     sections = [_summary(compared)]
+    if compared.ranks is not None:
+        sections.append(_ranks_section(compared.ranks, compared.unit, num_rows))
     for layout, title in TITLES.items():
         # A host's activities are its operators: one table is enough.
         if layout == "kernel" and compared.is_host_only:
@@ -108,8 +122,37 @@ def result_of_difference(compared: Compared) -> dict[str, object]:
             layout: [_row_result(row) for row in rows]
             for layout, rows in difference.layouts.items()
         },
+        **({"ranks": _ranks_result(compared.ranks)} if compared.ranks else {}),
         "doubts": [{"id": one.id, "text": one.text} for one in compared.doubts],
     }
+
+
+def _ranks_result(ranks: RankDifference) -> dict[str, object]:
+    return {
+        "mean": _rank_result(ranks.mean),
+        "by_rank": [_rank_result(row) for row in ranks.ranks],
+        "stragglers_a": ranks.late_a,
+        "stragglers_b": ranks.late_b,
+        "late_since": ranks.late_since,
+        "in_time_since": ranks.in_time_since,
+    }
+
+
+def _rank_result(row: RankRow) -> dict[str, object]:
+    times = {
+        f"{measure}_ns": {
+            "a": _whole(one.a_ns),
+            "b": _whole(one.b_ns),
+            "difference": _whole(one.difference_ns),
+            "fate": one.fate,
+        }
+        for measure, one in row.times.items()
+    }
+    return {"rank": row.rank, **times}
+
+
+def _whole(time_ns: float | None) -> int | None:
+    return None if time_ns is None else round(time_ns)
 
 
 def _side_result(trace: Trace, side: Side) -> dict[str, object]:
@@ -117,7 +160,7 @@ def _side_result(trace: Trace, side: Side) -> dict[str, object]:
         "source": trace.meta.source,
         "command": list(trace.meta.command),
         "gpus": [asdict(gpu) for gpu in trace.gpus],
-        "num_ranks": trace.meta.num_ranks,
+        "num_ranks": trace.meta.num_all_ranks,
         **asdict(side),
         "steps": asdict(time_steps(trace)),
     }
@@ -168,7 +211,8 @@ def _summary(compared: Compared) -> Section:
 def _described(trace: Trace) -> str:
     gpus = list(dict.fromkeys(gpu.name for gpu in trace.gpus))
     device = "host CPU" if trace.is_host_only else ", ".join(gpus) or "GPU not known"
-    ranks = format_count(trace.meta.num_ranks, "rank") if trace.meta.num_ranks > 1 else ""
+    num_ranks = trace.meta.num_all_ranks
+    ranks = format_count(num_ranks, "rank") if num_ranks > 1 else ""
     versions = [
         f"{n} {trace.meta.versions[n]}" for n in ("torch", "cuda") if n in trace.meta.versions
     ]
@@ -208,6 +252,59 @@ def _recording_table(compared: Compared) -> Table:
         for name, of_run in zip("AB", told, strict=True)
     )
     return Table(columns, rows, caption="What recording cost, lost and attributed of each run.")
+
+
+def _ranks_section(ranks: RankDifference, unit: str, num_rows: int) -> Section:
+    """Show who is late in which run, and the time of each rank in both."""
+    lead = Text(_late(ranks))
+    shown = ranks.ranks[:num_rows]
+    columns = (
+        Column("Rank", "right"),
+        *(
+            Column(HEADERS[measure], "right", essential=measure in ESSENTIAL)
+            for measure in MEASURES
+        ),
+    )
+    rows = tuple(
+        ("mean" if row.rank is None else f"{row.rank}", *(_change(row.times[m]) for m in MEASURES))
+        for row in (ranks.mean, *shown)
+    )
+    left_out = len(ranks.ranks) - len(shown)
+    more = f" {format_count(left_out, 'rank')} that differ less: `--json`." if left_out else ""
+    caption = (
+        f"Time of a {unit} of every rank in B, and how much more that is than in A. Late by: mean "
+        "delay at the collectives after the ranks in time. Changes of at most 1 % of the rank's "
+        f"{unit} are unchanged (=).{more}"
+    )
+    return Section("By rank", 0, (lead, Table(columns, rows, caption, terminal_rows=len(rows))))
+
+
+def _late(ranks: RankDifference) -> str:
+    """Say which ranks are late in one run alone, and which in both."""
+    since, before = ranks.late_since, ranks.in_time_since
+    if since is None or before is None or ranks.late_a is None:
+        return "Who waits for whom is not known of both runs."
+    both = sorted({*ranks.late_a} - {*before})
+    told = [
+        f"{where}: {', '.join(map(str, those))}"
+        for where, those in (("in B alone", since), ("in A alone", before), ("in both", both))
+        if those
+    ]
+    return f"Ranks that the others wait for, {'; '.join(told)}." if told else "No rank is late."
+
+
+def _change(times: Times) -> str:
+    """Return the time in the second run and its change; in the first one where it is gone."""
+    if times.fate in ("vanished", "appeared"):
+        return (
+            f"{format_time(times.a_ns if times.fate == 'vanished' else times.b_ns)}, {times.fate}"
+        )
+    by = times.difference_ns
+    if by is None or times.fate is None:
+        return format_time(times.b_ns)
+    if times.fate in ("same", "unchanged"):
+        return f"{format_time(times.b_ns)} (=)"
+    return f"{format_time(times.b_ns)} ({'+' if by > 0 else ''}{format_time(by)})"
 
 
 def _layout_section(compared: Compared, layout: Layout, title: str, num_rows: int) -> Section:
