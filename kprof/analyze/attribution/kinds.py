@@ -439,7 +439,7 @@ def find_kind(name: str, activity: str, op: str | None, phase: str | None) -> st
     return kind or of_op or _of_words(parse(name).function, weak=True) or OTHER
 
 
-# Letters of a word that is searched for known ones: the search takes the square of them.
+# Characters of a word that is searched for known ones: the search takes the square of them.
 LONGEST_WORD = 200
 
 
