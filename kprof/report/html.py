@@ -12,6 +12,7 @@ import re
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -59,11 +60,11 @@ def pack_plotly() -> PackedScript:
     folder = cache_folder()
     if folder is None:
         return _pack(_find_script())
-    cache = folder / f"plotly-{version('plotly')}.b64"
-    packed = _read_cache(cache)
+    kept = folder / f"plotly-{version('plotly')}.b64"
+    packed = _read_cache(kept)
     if packed is None:
         packed = _pack(_find_script())
-        _write_cache(cache, packed)
+        _write_cache(kept, packed)
     return packed
 
 
@@ -153,14 +154,9 @@ def render_page(
     title: str, sections: list[Section], subtitle: str = "", *, with_scripts: bool = True
 ) -> str:
     """Return the text of the page; without scripts, tables don't sort and figures are missing."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_FOLDER), autoescape=True, trim_blocks=True
-    )
-    environment.filters["readable"] = readable
-    environment.filters["with_code"] = _with_code
     plotly = pack_plotly()
     script = (_FOLDER / "page.js").read_text(encoding="utf-8")
-    page = environment.get_template("page.html.jinja").render(
+    page = _template().render(
         title=title,
         subtitle=subtitle,
         script_hashes=Markup(f"'{_hash_of(script)}' '{plotly.content_hash}'"),
@@ -178,6 +174,16 @@ def render_page(
         and any(isinstance(part, Table) for s in sections for part in s.parts),
     )
     return _shown(page)
+
+
+@cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FOLDER), autoescape=True, trim_blocks=True
+    )
+    environment.filters["readable"] = readable
+    environment.filters["with_code"] = _with_code
+    return environment.get_template("page.html.jinja")
 
 
 def _shown(text: str) -> str:
