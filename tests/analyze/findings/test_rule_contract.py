@@ -244,23 +244,33 @@ def with_dry_run(rule, dry_run):
     return [one for one in found if one.rule == rule]
 
 
+@cache
+def with_kernel():
+    """Return the kernel of each rule that names one by what it finds in its case."""
+    commands = {rule: finding_of(rule).command for rule in CASES}
+    return {
+        rule: command.split()[3]
+        for rule, command in commands.items()
+        if command.startswith("kprof ab --swap ")
+    }
+
+
 def rows_of(*outcomes):
-    kernels = set(WITH_KERNEL.values())
+    kernels = set(with_kernel().values())
     rows = [DryRunRow(kernel, *outcome) for kernel in kernels for outcome in outcomes]
     return DryRun(tuple(kernels), tuple(rows))
 
 
-# Rules that name a kernel, by what they find in their cases.
-WITH_KERNEL = {
-    rule: finding_of(rule).command.split()[3]
-    for rule in CASES
-    if finding_of(rule).command.startswith("kprof ab --swap ")
-}
+def with_and_without(dry_run):
+    """Yield each rule that names a kernel, its finding with a dry run, and its finding without."""
+    for rule in with_kernel():
+        (found,) = with_dry_run(rule, dry_run)
+        yield rule, found, finding_of(rule)
 
 
 def test_rules_that_name_a_kernel_are_known():
-    assert WITH_KERNEL.keys() >= {rule for rule in CASES if finding_of(rule).swap}
-    assert len(WITH_KERNEL) >= 7
+    assert with_kernel().keys() >= {rule for rule in CASES if finding_of(rule).swap}
+    assert len(with_kernel()) >= 7
 
 
 def test_a_model_that_the_kernel_decodes_gets_it_instead_of_a_copy_of_the_script():
@@ -279,37 +289,31 @@ def test_a_model_that_the_kernel_decodes_gets_it_instead_of_a_copy_of_the_script
     assert (found.command, found.swap, found.dry_run) == (by_copy, None, "")
 
 
-@pytest.mark.parametrize("rule", WITH_KERNEL)
-def test_a_kernel_that_fits_some_calls_is_recommended(rule):
-    fitting = rows_of(("kprof", "", 3, 6), (None, "another dtype", 2, 4))
-    (found,) = with_dry_run(rule, fitting)
-    assert (found.swap, found.command) == (finding_of(rule).swap, finding_of(rule).command)
-    assert "3 call sites" in found.dry_run
-    assert "another dtype" in found.dry_run
+def test_a_kernel_that_fits_some_calls_is_recommended():
+    told = [*with_and_without(rows_of(("kprof", "", 3, 6), (None, "another dtype", 2, 4)))]
+    assert [rule for rule, a, b in told if (a.swap, a.command) != (b.swap, b.command)] == []
+    assert [rule for rule, a, _ in told if "3 call sites" not in a.dry_run] == []
+    assert [rule for rule, a, _ in told if "another dtype" not in a.dry_run] == []
 
 
-@pytest.mark.parametrize("rule", WITH_KERNEL)
 @pytest.mark.parametrize("outcomes", [[(None, "another dtype", 2, 4)], []])
-def test_a_kernel_that_would_not_run_is_not_recommended(rule, outcomes):
-    (found,) = with_dry_run(rule, rows_of(*outcomes))
-    assert (found.swap, found.command) == (None, "")
-    assert found.effort != "low"
-    assert all(why in found.dry_run for _, why, *_ in outcomes)
+def test_a_kernel_that_would_not_run_is_not_recommended(outcomes):
+    told = [*with_and_without(rows_of(*outcomes))]
+    assert {(a.swap, a.command) for _, a, _ in told} == {(None, "")}
+    assert {a.effort for _, a, _ in told} <= {"medium", "high"}
+    assert [rule for why in outcomes for rule, a, _ in told if why[1] not in a.dry_run] == []
     # It does not become part of all swaps, and its saving stays what it was.
-    assert found.saving == finding_of(rule).saving
+    assert [rule for rule, a, b in told if a.saving != b.saving] == []
 
 
-@pytest.mark.parametrize("rule", WITH_KERNEL)
-@pytest.mark.parametrize(
-    "dry_run",
-    [
-        None,
-        DryRun(why_not="planted"),
-        DryRun(why_others="planted"),
-        rows_of((None, NOT_CALLED, 2, 0)),
-    ],
-)
-def test_a_kernel_that_was_not_checked_is_recommended_and_the_finding_says_so(rule, dry_run):
-    (found,) = with_dry_run(rule, dry_run)
-    assert found.command == finding_of(rule).command
-    assert found.dry_run.startswith("not checked")
+@pytest.mark.parametrize("why", ["no dry run", "refused", "others", "not called"])
+def test_a_kernel_that_was_not_checked_is_recommended_and_the_finding_says_so(why):
+    dry_run = {
+        "no dry run": None,
+        "refused": DryRun(why_not="planted"),
+        "others": DryRun(why_others="planted"),
+        "not called": rows_of((None, NOT_CALLED, 2, 0)),
+    }[why]
+    told = [*with_and_without(dry_run)]
+    assert [rule for rule, a, b in told if a.command != b.command] == []
+    assert [rule for rule, a, _ in told if not a.dry_run.startswith("not checked")] == []
