@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from kprof.kernels.correctness import Subject
 
-FEW_VALUES = 50_000
+FEW_VALUES = 10_000
 DOUBLED = Subject(
     "doubled",
     replaced=lambda x: x * 2,

@@ -180,7 +180,7 @@ def test_a_lower_precision_is_judged_by_the_error_that_it_states():
 
 
 def test_a_million_values_are_pooled_unless_the_subject_says_otherwise():
-    assert any("50,000" in note for note in check_numerics(few(DOUBLED)).notes)
+    assert any("10,000" in note for note in check_numerics(few(DOUBLED)).notes)
     # Eight distributions of 131,072 values.
     large = {"shapes": ((256, 512),), "free": (), "layouts": ("contiguous",)}
     level = check_numerics(replace(DOUBLED, **large))
