@@ -1,8 +1,8 @@
 """Gated units: y = activation(gate) * up, elementwise, with SiLU (SwiGLU) or GELU (GeGLU).
 
-gate, up and y are (..., N); or one tensor (..., 2N) holds gate and up. The activation is rounded
-before the product, as Hugging Face rounds it. Forward is two reads and one write; backward three
-reads and two writes.
+gate, up and y are (..., N); or one tensor (..., 2N) holds gate and up, in either order. The
+activation is rounded before the product, as Hugging Face rounds it. Forward is two reads and one
+write; backward three reads and two writes.
 
 On the GPU contiguous tensors are one long row that CTAs share in blocks. The halves of one packed
 tensor are rows whose stride is twice their length; the gradients are packed in the same way.
@@ -44,30 +44,37 @@ MOST_ELEMENTS, ELEMENTS_PER_WARP = 2_048, 512
 Approximation = Literal["tanh", "none"]
 
 
-def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
+def swiglu(gate: Tensor, up: Tensor | None = None, is_up_first: bool = False) -> Tensor:
     """Return silu(gate) * up.
 
     Args:
-        gate: (..., N), or without up (..., 2N), the gate first; float32, float16 or bfloat16.
+        gate: (..., N), or without up (..., 2N), which holds both; float32, float16 or bfloat16.
         up: (..., N), of the same dtype. Rows may have a stride, as in one packed tensor.
+        is_up_first: Whether up is the first half of one tensor.
     """
-    return _gated(gate, up, "silu")
+    return _gated(gate, up, "silu", is_up_first)
 
 
-def geglu(gate: Tensor, up: Tensor | None = None, approximate: Approximation = "tanh") -> Tensor:
+def geglu(
+    gate: Tensor,
+    up: Tensor | None = None,
+    approximate: Approximation = "tanh",
+    is_up_first: bool = False,
+) -> Tensor:
     """Return gelu(gate) * up.
 
     Args:
-        gate: (..., N), or without up (..., 2N), the gate first; float32, float16 or bfloat16.
+        gate: (..., N), or without up (..., 2N), which holds both; float32, float16 or bfloat16.
         up: (..., N), of the same dtype. Rows may have a stride, as in one packed tensor.
         approximate: As of torch's gelu: "tanh" (Gemma), or "none" for the error function.
+        is_up_first: Whether up is the first half of one tensor.
     """
-    return _gated(gate, up, "gelu_tanh" if approximate == "tanh" else "gelu")
+    return _gated(gate, up, "gelu_tanh" if approximate == "tanh" else "gelu", is_up_first)
 
 
-def _swiglu_reference(gate: Tensor, up: Tensor | None = None) -> Tensor:
+def _swiglu_reference(gate: Tensor, up: Tensor | None = None, is_up_first: bool = False) -> Tensor:
     """Compute what the MLP of Hugging Face's Llama or Phi-3 does."""
-    gate, up = gate.chunk(2, dim=-1) if up is None else (gate, up)
+    gate, up = halves_of(gate, up, is_up_first)
     return torch.nn.functional.silu(gate) * up
 
 
@@ -76,10 +83,13 @@ def _swiglu_truth(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def _geglu_reference(
-    gate: Tensor, up: Tensor | None = None, approximate: Approximation = "tanh"
+    gate: Tensor,
+    up: Tensor | None = None,
+    approximate: Approximation = "tanh",
+    is_up_first: bool = False,
 ) -> Tensor:
     """Compute what the MLP of Hugging Face's Gemma does."""
-    gate, up = gate.chunk(2, dim=-1) if up is None else (gate, up)
+    gate, up = halves_of(gate, up, is_up_first)
     return torch.nn.functional.gelu(gate, approximate=approximate) * up
 
 
@@ -87,34 +97,37 @@ def _geglu_truth(gate: Tensor, up: Tensor, approximate: Approximation = "tanh") 
     return torch.nn.functional.gelu(gate, approximate=approximate) * up
 
 
-def _gated(gate: Tensor, up: Tensor | None, activation: str) -> Tensor:
+def _gated(gate: Tensor, up: Tensor | None, activation: str, is_up_first: bool) -> Tensor:
     kind = ACTIVATIONS[activation]
     if torch.is_grad_enabled() and (gate.requires_grad or (up is not None and up.requires_grad)):
-        return _with_gradient(gate, up, kind)
-    return _operator_forward(*_halves(gate, up), kind)
+        return _with_gradient(gate, up, kind, is_up_first)
+    return _operator_forward(*halves_of(gate, up, is_up_first), kind)
 
 
-def _halves(gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
+def halves_of(gate: Tensor, up: Tensor | None, is_up_first: bool = False) -> tuple[Tensor, Tensor]:
+    """Return gate and up, which may be the halves of one tensor."""
     if up is not None:
         return gate, up
     columns = gate.shape[-1] // 2
-    return gate[..., :columns], gate[..., columns:]
+    first, second = gate[..., :columns], gate[..., columns:]
+    return (second, first) if is_up_first else (first, second)
 
 
 class _WithGradient(torch.autograd.Function):
     """The operator with its gradients, outside of the dispatcher, which costs less host time."""
 
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor | None, kind: int) -> Tensor:
+    def forward(ctx: Any, gate: Tensor, up: Tensor | None, kind: int, is_up_first: bool) -> Tensor:
         ctx.save_for_backward(gate, up)
-        ctx.kind = kind
-        return _operator_forward(*_halves(gate, up), kind)
+        ctx.kind, ctx.is_up_first = kind, is_up_first
+        return _operator_forward(*halves_of(gate, up, is_up_first), kind)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         gate, up = ctx.saved_tensors
-        gradient = _operator_backward(dy, *_halves(gate, up), ctx.kind, up is None)
-        return (gradient[0], gradient[1], None) if up is not None else (gradient[0], None, None)
+        halves = halves_of(gate, up, ctx.is_up_first)
+        gradient = _operator_backward(dy, *halves, ctx.kind, up is None, ctx.is_up_first)
+        return gradient[0], gradient[1] if up is not None else None, None, None
 
 
 def _run_forward(gate: Tensor, up: Tensor, kind: int) -> Tensor:
@@ -138,7 +151,7 @@ def _run_forward(gate: Tensor, up: Tensor, kind: int) -> Tensor:
     return y
 
 
-def _empty_gradients(dy, gate, up, kind, packs) -> list[Tensor]:
+def _empty_gradients(dy, gate, up, kind, packs, is_up_first=False) -> list[Tensor]:
     """Return the gradients of gate and up, or that of the packed tensor."""
     if packs:
         shape = (*gate.shape[:-1], 2 * gate.shape[-1])
@@ -146,10 +159,10 @@ def _empty_gradients(dy, gate, up, kind, packs) -> list[Tensor]:
     return [empty_like(gate), empty_like(gate)]
 
 
-def _run_backward(dy, gate, up, kind, packs) -> list[Tensor]:
+def _run_backward(dy, gate, up, kind, packs, is_up_first=False) -> list[Tensor]:
     gradients = _empty_gradients(dy, gate, up, kind, packs)
-    dgate, dup = _halves(gradients[0], None) if packs else gradients
-    call, tensors = (kind_of(dy, gate, up), kind, packs), (dy, gate, up, dgate, dup)
+    dgate, dup = halves_of(gradients[0], None, is_up_first) if packs else gradients
+    call, tensors = (kind_of(dy, gate, up), kind, packs, is_up_first), (dy, gate, up, dgate, dup)
     if not _launch_backward.again(call, tensors) and count_rows(gate):
         _launch_backward_first(call, tensors, kind, packs)
     return gradients
@@ -167,7 +180,13 @@ def _launch_backward_first(call, tensors, kind, packs) -> None:
     block = min(MOST_ELEMENTS, next_power_of_two(columns))
     blocks = -(-columns // block)
     arguments = (*given, dgate, dup, *strides, columns, blocks, kind, block)
-    key = (gate.device, gate.dtype, kind, block, alignments((*given, dup), *strides, columns))
+    key = (
+        gate.device,
+        gate.dtype,
+        kind,
+        block,
+        alignments((*given, dgate, dup), *strides, columns),
+    )
     options = {"num_warps": _num_warps(block)}
     _launch_backward(key, num_rows * blocks, arguments, options, call=call, tensors=tensors)
 
@@ -241,7 +260,8 @@ _operator_forward = define(
     lambda gate, up, kind: empty_like(gate),
 )
 _operator_backward = define(
-    "glu_backward(Tensor dy, Tensor gate, Tensor up, int activation, bool packs) -> Tensor[]",
+    "glu_backward(Tensor dy, Tensor gate, Tensor up, int activation, bool packs,"
+    " bool is_up_first=False) -> Tensor[]",
     _run_backward,
     _empty_gradients,
 )

@@ -53,12 +53,16 @@ def test_the_activation_is_rounded_before_the_product(kernel):
 
 
 @FUNCTIONS
-def test_the_halves_of_one_tensor_are_read_and_their_gradients_written_in_place(function):
+@pytest.mark.parametrize("is_up_first", [False, True])
+def test_the_halves_of_one_tensor_are_read_and_their_gradients_written_in_place(
+    function, is_up_first
+):
     packed = rows(3, 5, 2 * 33)
     halves = [half.contiguous() for half in packed.chunk(2, dim=-1)]
-    y, gradient = results_of(function, (packed,), (0,))
-    expected, dgate, dup = results_of(function, halves, (0, 1))
-    assert are_same([y, gradient], [expected, torch.cat((dgate, dup), dim=-1)])
+    order = -1 if is_up_first else 1
+    y, gradient = results_of(lambda one: function(one, is_up_first=is_up_first), (packed,), (0,))
+    expected, *gradients = results_of(function, halves[::order], (0, 1))
+    assert are_same([y, gradient], [expected, torch.cat(gradients[::order], dim=-1)])
     assert gradient.is_contiguous()
 
 
@@ -118,6 +122,7 @@ def test_its_operators_keep_torchs_rules():
     torch.library.opcheck(torch.ops.kprof.glu.default, (gate, up, 0))
     torch.library.opcheck(torch.ops.kprof.glu_backward.default, (dy, gate, up, 1, False))
     torch.library.opcheck(torch.ops.kprof.glu_backward.default, (dy, gate, up, 2, True))
+    torch.library.opcheck(torch.ops.kprof.glu_backward.default, (dy, gate, up, 2, True, True))
 
 
 @KERNELS

@@ -32,7 +32,7 @@ from kprof.kernels.fp8.quantize_fp8 import (
     rows_of_program,
     store_quantized_rows,
 )
-from kprof.kernels.gated import swiglu
+from kprof.kernels.gated import halves_of, swiglu
 from kprof.kernels.norm import (
     FEW_COLUMNS,
     FORMS,
@@ -226,9 +226,10 @@ def _normed(form: str, x, residual, weight, bias, eps: float) -> tuple[Any, Fp8C
     return (y if residual is None else (y, *added)), Fp8Copy(values, scales)
 
 
-def _gated(gate: Tensor, up: Tensor | None = None) -> tuple[Tensor, Fp8Copy]:
-    gate, up = gate.chunk(2, dim=-1) if up is None else (gate, up)
-    y, values, scales = _swiglu(gate, up)
+def _gated(
+    gate: Tensor, up: Tensor | None = None, is_up_first: bool = False
+) -> tuple[Tensor, Fp8Copy]:
+    y, values, scales = _swiglu(*halves_of(gate, up, is_up_first))
     return y, Fp8Copy(values, scales)
 
 

@@ -367,6 +367,9 @@ REPLACED = {
     "lambda": lambda: ByFunction(lambda x: x * torch.sigmoid(x)),
     "packed": lambda: Packed(-1),
     "global": GlobalScaled,
+    "beta of 1": lambda: Mlp(SIZE, Swish(1.0)),
+    "factor of 1 of its class": lambda: ClassScaled(SIZE),
+    "factor of 1 by a property": lambda: with_attribute(ByProperty(SIZE), "_factor", 1.0),
     "norm": lambda: Norm(SIZE),
     "gemma": lambda: GemmaNorm(SIZE),
     "subclass": type("Sub", (Norm,), {}),
@@ -378,10 +381,6 @@ LEFT = {
         lambda: Mlp(SIZE, Swish(nn.Parameter(torch.ones(1)))),
         "it reads act_fn.beta, a parameter that the kernel does not take",
     ),
-    "plain beta": (
-        lambda: Mlp(SIZE, Swish(1.0)),
-        "it reads act_fn.beta, which the kernel does not take",
-    ),
     "buffer beta": (
         lambda: Mlp(SIZE, BufferSwish()),
         "it reads act_fn.beta, a buffer that the kernel does not take",
@@ -391,11 +390,6 @@ LEFT = {
     "tensor": (
         lambda: TensorScaled(SIZE),
         "it reads TENSOR, a tensor, which the kernel does not take",
-    ),
-    "class": (lambda: ClassScaled(SIZE), "it reads scale, which the kernel does not take"),
-    "property": (
-        lambda: with_attribute(ByProperty(SIZE), "_factor", 1.0),
-        "it reads _factor, which the kernel does not take",
     ),
     "dropout on": (lambda: Dropping(0.5), "it computes something else when it trains"),
     "closure over a list": (
@@ -519,6 +513,11 @@ CHANGES = {
     "bias": (BiasedLater, lambda m: setattr(m, "bias", nn.Parameter(torch.ones(SIZE)))),
     "epsilon": (lambda: Norm(SIZE), lambda m: setattr(m, "variance_epsilon", 0.5)),
     "size": (lambda: Packed(-1), lambda m: setattr(m, "dim", 1)),
+    "beta": (lambda: Mlp(SIZE, Swish(1.0)), lambda m: setattr(m.act_fn, "beta", 2.0)),
+    "factor": (
+        lambda: with_attribute(ByProperty(SIZE), "_factor", 1.0),
+        lambda m: setattr(m, "_factor", 3.0),
+    ),
 }
 BETWEEN = {
     **CHANGES,

@@ -1,8 +1,10 @@
-"""Gated MLPs: modules that compute down(activation(gate(x)) * up(x)), packed or not.
+"""Gated units: modules that compute down(activation(gate(x)) * up(x)), packed or not.
 
-A probe runs the module's own code with layers that return given tensors. The input of the last
-layer tells which layer is which, and what is computed between them; no GEMM is needed. The provider
-`kprof-lean` computes the product again for gradients instead of saving it.
+The last layer may be in another module, and the first ones, too: then the module returns the
+product, or gets what a layer has made. A probe runs the module's own code with layers that return
+given tensors. The input of the last layer, or the result, tells which layer is which, and what is
+computed between them; no GEMM is needed. The provider `kprof-lean` computes the product again for
+gradients instead of saving it.
 """
 
 from __future__ import annotations
@@ -52,12 +54,15 @@ from kprof.kernels.swap.site import CallProxy, Request, Site, Skip, Switch, boun
 from kprof.kernels.swap.sites import Family
 
 SWIGLU, GEGLU = "swiglu", "geglu"
+Options = tuple[Any, ...]
 # Kernel and options.
-CANDIDATES: tuple[tuple[str, tuple[str, ...]], ...] = (
+CANDIDATES: tuple[tuple[str, Options], ...] = (
     (SWIGLU, ()),
     (GEGLU, ("tanh",)),
     (GEGLU, ("none",)),
 )
+# Stands for a layer where the module gets what it has made.
+INPUT = ""
 NUM_COLUMNS = 128
 # float32 distinguishes activations that agree in fewer bits.
 IN_FULL: Setting = (torch.float32, None)
@@ -67,24 +72,28 @@ OPERATORS = ARRANGING | ARITHMETIC | {"erf", "exp", "gelu", "sigmoid", "silu", "
 # Leading dimensions: rows alone, batches in two and three dimensions, one row, many rows.
 LEADS = ((8,), (2, 2, 2), (1, 1), (1, 1_030))
 BATCHES = (2, 4)
+# A term, a factor, or the probability of a dropout, that change nothing; each call compares them.
+NEUTRAL = (0, 1)
 # Parts of the names of layers and classes of gated MLPs.
 GATES = (("gate",), ("w1", "w2", "w3"), ("wi_0", "wi_1"))
 CLASSES = ("expert", "feedforward", "feed_forward", "ffn", "glu", "mlp")
 # The product of two values must be finite.
 LARGEST_OF = {torch.float16: 150.0}
+SPREAD = "its rows lie in memory in another order, which the original's result keeps"
 
 
 @dataclass(frozen=True)
 class Recognised:
-    """A recognised gated MLP."""
+    """A recognised gated unit."""
 
     kernel: str
-    options: tuple[str, ...]
+    options: Options
     gate: str
     """Name of the layer before the activation."""
     up: str | None
-    """None: the gate's layer computes both, the gate first."""
-    down: str
+    """None: the gate's layer computes both."""
+    down: str | None
+    """None: the module returns the product."""
     passed_over: tuple[str, ...]
     """Other children, such as the activation, that the kernel replaces."""
     is_up_first: bool
@@ -110,8 +119,10 @@ def _is_number(module: Module, name: str) -> bool:
 
 
 def looks_gated(module: Module) -> bool:
-    """Return whether its names suggest a gated MLP."""
+    """Return whether its names suggest a gated unit."""
     names, title = layers_of(module), type(module).__name__.lower()
+    if len(names) < len(("up", "down")):
+        return "glu" in title
     if "attention" in title or not _lead_to_another(names.values()):
         return False
     if _are_names_of_gates(names):
@@ -209,11 +220,13 @@ class Probe:
         }
         self._module = stand_in(module, module._parameters, children)
         set_mode(self._module, False)
-        columns = NUM_COLUMNS * (1 + (len(self._layers) == 2))
+        columns = NUM_COLUMNS * (1 + (len(self._layers) < len(("gate", "up", "down"))))
         scales = torch.tensor(SCALES)[:, None]
+        self.names = tuple(self._layers) or (INPUT,)
+        """Of the layers, or of the input that stands for one."""
         self._drawn = {
             name: (scales * torch.randn(len(SCALES), columns, generator=generator)).to(device)
-            for name in self._layers
+            for name in self.names
         }
 
     def run(
@@ -223,14 +236,14 @@ class Probe:
         *,
         x_dtype: torch.dtype | None = None,
         operators: Operators | None = None,
-    ) -> tuple[str, object]:
-        """Return the layer that computes the result, and its input.
+    ) -> tuple[str | None, object]:
+        """Return the layer that computes the result, and its input; None: it is the result.
 
         Raises:
             NotGatedError: the module has another form.
         """
         dtype = setting[0]
-        drawn = {name: self.of(name, dtype, lead) for name in self._layers}
+        drawn = {name: self.of(name, dtype, lead) for name in self.names}
         return self._run(setting[1], drawn, x_dtype or dtype, operators)
 
     def _run(
@@ -239,11 +252,13 @@ class Probe:
         results: dict[str, Tensor],
         x_dtype: torch.dtype,
         operators: Operators | None = None,
-    ) -> tuple[str, object]:
+    ) -> tuple[str | None, object]:
         self._order.clear()
         for name, layer in self._layers.items():
             layer.result, layer.given = results[name], []
-        x = (next(iter(results.values())) + 1).detach().to(x_dtype)
+        x = results.get(INPUT)
+        if x is None:
+            x = (next(iter(results.values())) + 1).detach().to(x_dtype)
         versions = [one._version for one in (x, *results.values())]
         if operators is not None:
             operators.know((x, *results.values()))
@@ -251,30 +266,34 @@ class Probe:
             outside = modes()
             returned = type(self._module).forward(self._module, x)
         last = [name for name, layer in self._layers.items() if layer.result is returned]
-        if not last:
+        self._check_layers(last, x, outside)
+        if versions != [one._version for one in (x, *results.values())]:
+            raise NotGatedError("it writes to its input, or to what its layers return")
+        return (last[0], self._layers[last[0]].given[0]) if last else (None, returned)
+
+    def _check_layers(self, last: list[str], x: Tensor, outside: object) -> None:
+        """Raise if layers were not called as those of a gated unit are."""
+        if not last and len(self._layers) > len(("gate", "up")):
             raise NotGatedError("its result is not that of one of its layers")
         if any(len(layer.given) != 1 for layer in self._layers.values()):
             raise NotGatedError("it does not call each of its layers once")
-        first = [layer.given[0] for name, layer in self._layers.items() if name != last[0]]
+        first = [layer.given[0] for name, layer in self._layers.items() if name not in last]
         if any(given is not x for given in first):
             raise NotGatedError("its first layers do not get its input as it is")
         if any(layer.modes != outside for layer in self._layers.values()):
             raise NotGatedError("it runs its layers in another mode of autocast or of gradients")
-        if versions != [one._version for one in (x, *results.values())]:
-            raise NotGatedError("it writes to its input, or to what its layers return")
-        return last[0], self._layers[last[0]].given[0]
 
     def is_before(self, name: str, other: str) -> bool:
         """Return whether one layer ran before another in the last run."""
         return self._order.index(self._layers[name]) < self._order.index(self._layers[other])
 
     def given_to_last(self, setting: Setting, is_training: bool) -> object:
-        """Return the input of the last layer."""
+        """Return the input of the last layer, or the result without one."""
         set_mode(self._module, is_training)
         return self.run(setting)[1]
 
     def agrees(
-        self, setting: Setting, kernel: str, options: tuple[str, ...], gate: str, up: str | None
+        self, setting: Setting, kernel: str, options: Options, gate: str, up: str | None
     ) -> bool:
         """Return whether the input of the last layer is the result of a kernel's reference."""
         expected = _reference(kernel, options, *self.tensors(setting, gate, up))
@@ -294,9 +313,7 @@ class Probe:
             return f"where it trains, {error}"
         return "it computes something else when it trains"
 
-    def has_gradients_of(
-        self, kernel: str, options: tuple[str, ...], gate: str, up: str | None
-    ) -> bool:
+    def has_gradients_of(self, kernel: str, options: Options, gate: str, up: str | None) -> bool:
         """Return whether the gradients are those of a kernel's reference."""
         given = [one for one in self.tensors(IN_FULL, gate, up) if one is not None]
         others = [None] if up is None else []
@@ -318,7 +335,7 @@ class Probe:
 
     def given_to_last_by(self, gate: str, up: str | None, *tensors: Tensor) -> object:
         """Return the input of the last layer if these layers return these float32 tensors."""
-        drawn = {name: self.of(name, torch.float32) for name in self._layers}
+        drawn = {name: self.of(name, torch.float32) for name in self.names}
         results = drawn | dict(zip((gate, up), tensors, strict=False))
         return self._run(None, {name: results[name] for name in drawn}, torch.float32)[1]
 
@@ -373,45 +390,46 @@ def recognise(module: Module, reads: Reads) -> Recognised | str | None:
 
 
 def _recognise(
-    module: Module, reads: Reads, probe: Probe, down: str, product: object
+    module: Module, reads: Reads, probe: Probe, down: str | None, product: object
 ) -> Recognised | str | None:
-    names = list(layers_of(module))
-    others = [name for name in names if name != down]
-    if not isinstance(product, Tensor):
-        return "its last layer gets no tensor"
-    is_up_first = len(others) == 2 and probe.is_before(others[1], others[0])
+    others = [name for name in probe.names if name != down]
+    if not (isinstance(product, Tensor) and others):
+        return "its last layer gets no tensor" if looks_gated(module) else None
+    is_pair = len(others) == len(("gate", "up"))
+    is_up_first = is_pair and probe.is_before(others[1], others[0])
     best, (kernel, options, gate, up) = _best_of(probe, others, product)
     if not best <= 32:
-        # With two layers, it may be any other MLP.
-        is_named = len(others) == 2 or looks_gated(module)
-        return "what it computes between its layers is not known" if is_named else None
+        # With fewer layers, it may be any other module.
+        is_named = (is_pair and down is not None) or looks_gated(module)
+        return (NOT_KNOWN if down else NO_UNIT) if is_named else None
     is_up_first ^= gate != others[0]
     settings = settings_where(lambda one: probe.agrees(one, kernel, options, gate, up))
     if IN_FULL not in settings:
         return probe.why_not_training()
+    why = _why_another(probe, reads, kernel, options, gate, up)
+    if why is not None:
+        return why
+    passed_over = tuple(name for name in module._modules if name not in probe.names)
+    return Recognised(kernel, options, gate, up, down, passed_over, is_up_first, settings)
+
+
+def _why_another(
+    probe: Probe, reads: Reads, kernel: str, options: Options, gate: str, up: str | None
+) -> str | None:
+    """Return which gradient, operator, shape or number it has that a kernel has not."""
     if not probe.has_gradients_of(kernel, options, gate, up):
         return "its gradients are those of something else"
     why = probe.why_not_operators() or _why_not_everywhere(probe, kernel, options, gate, up)
     if why is not None:
         return why
     for number in reads.numbers:
-        if not _is_no_dropout(module, number) and probe.is_read(number):
+        if number.value not in NEUTRAL and probe.is_read(number):
             return f"it reads {number.title}, which the kernel does not take"
-    passed_over = tuple(name for name in module._modules if name not in names)
-    return Recognised(kernel, options, gate, up, down, passed_over, is_up_first, settings)
-
-
-def _is_no_dropout(module: Module, number: Number) -> bool:
-    """Return whether a number is the probability 0 of a dropout; each call compares it."""
-    for name in number.path:
-        child = module._modules[name]
-        assert child is not None
-        module = child
-    return type(module) is torch.nn.Dropout and number.name == "p" and number.value == 0
+    return None
 
 
 def _why_not_everywhere(
-    probe: Probe, kernel: str, options: tuple[str, ...], gate: str, up: str | None
+    probe: Probe, kernel: str, options: Options, gate: str, up: str | None
 ) -> str | None:
     """Return for which dimensions or inputs it differs; None: none."""
     for lead in LEADS:
@@ -433,24 +451,26 @@ def _why_not_everywhere(
     return None
 
 
-Found = tuple[str, tuple[str, ...], str, str | None]
+Found = tuple[str, Options, str, str | None]
 
 
 def _best_of(probe: Probe, others: list[str], product: Tensor) -> tuple[float, Found]:
     """Return the candidate that is closest to the product, and its distance."""
-    pairs: list[tuple[str, str | None]] = [(others[0], None)]
+    pairs: list[tuple[str, str | None, Options]]
+    pairs = [(others[0], None, ()), (others[0], None, (True,))]
     if len(others) == 2:
-        pairs = [(others[0], others[1]), (others[1], others[0])]
+        pairs = [(others[0], others[1], ()), (others[1], others[0], ())]
     tried = [
-        (distance(_reference(kernel, options, *probe.tensors(IN_FULL, *pair)), product), found)
-        for kernel, options in CANDIDATES
-        for pair in pairs
-        for found in [(kernel, options, *pair)]
+        (distance(_reference(kernel, options, *probe.tensors(IN_FULL, gate, up)), product), found)
+        for kernel, activation in CANDIDATES
+        for gate, up, order in pairs
+        for options in [(*activation, *order)]
+        for found in [(kernel, options, gate, up)]
     ]
     return min(tried, key=lambda one: one[0])
 
 
-def _reference(kernel: str, options: tuple[str, ...], *tensors: Tensor | None) -> object:
+def _reference(kernel: str, options: Options, *tensors: Tensor | None) -> object:
     return kernel_named(kernel).reference(*tensors, *options)
 
 
@@ -503,6 +523,8 @@ def _unpack(packed: Tensor | _Again) -> Tensor:
         return packed.make().view(packed.shape)
 
 
+NOT_KNOWN = "what it computes between its layers is not known"
+NO_UNIT = "it computes neither SwiGLU nor GeGLU"
 NOT_AS_FOUND = "its activation was replaced, or has hooks"
 
 
@@ -517,7 +539,7 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
         layers, why_none = layers_of(module), why_unknown_layers(module)
         if why_none is not None:
             yield from _sites(name or type(module).__name__, module, why_none, why_none, request)
-        if len(layers) not in (2, 3):
+        if not _may_be_one(module, layers):
             continue
         reads = reads_of_module(module, leaves=layers.values())
         if isinstance(reads, str):
@@ -526,6 +548,15 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
             found = request.once(("gated", *kind_of(module)), recognise, module, reads)
         if found is not None:
             yield from _sites(name or type(module).__name__, module, found, reads, request)
+
+
+def _may_be_one(module: Module, layers: Mapping[str, Module]) -> bool:
+    """Return whether a module has as many layers as a gated unit, and may be one."""
+    if len(layers) in (2, 3):
+        return True
+    others = [one for name, one in module._modules.items() if one and name not in layers]
+    has_others = any(True for one in others for _ in one.parameters())
+    return not (len(layers) > 1 or has_others or type(module).__module__.startswith("torch."))
 
 
 def _sites(
@@ -608,36 +639,65 @@ def _gated(
     switch: Switch,
 ) -> Callable[..., Any]:
     known, decide, trace = dispatcher.known, dispatcher.decide, dispatcher.tracing()
-    run_original, is_changed = running_original(original, dispatcher, switch), changes_of(reads)
+    run_original = running_original(original, dispatcher, switch)
+    why_not = _refusing(found, passed_over, reads)
     first, second, last = found.gate, found.up, found.down
-    options, run_first = _options(found), _running_first(found)
+    is_given = first == INPUT
+    options, run_first, complete = _options(found), _running_first(found), _completing(last)
 
     def forward(self: Any, x: Any = None, /, *args: Any, **kwargs: Any) -> Any:
         if switch.owner is not self or args or kwargs or not isinstance(x, Tensor):
             return run_original(self, OTHERWISE, *(() if x is None else (x,)), *args, **kwargs)
+        why = why_not(self, x)
+        if why is not None:
+            return run_original(self, why, x)
         children = self._modules
-        if not _are_as_found(children, passed_over):
-            return run_original(self, NOT_AS_FOUND, x)
-        if is_changed is not None and is_changed(self):
-            return run_original(self, CHANGED, x)
         gate, up = run_first(children, x)
         if is_compiling():
             function = trace(gate, up, *options)
             if function is None:
                 return original(self, x)
-            return children[last](function(gate, up, *options))
+            return complete(children, partial(function, gate, up, *options), None)
         key = key_of(gate, up)
         decision = known.get(key) or decide(key, (gate, up, *options))
         decision.num_calls += 1
         if decision.function is None:
-            given = _with_results(self, {first: gate, second: up})
+            given = self if is_given else _with_results(self, {first: gate, second: up})
             # The original frees them before its last layer, where no gradient needs them.
             del gate, up
             return original(given, x)
-        run = run_without_keeping if decision.provider == LEAN else run_on
-        return run(children[last], partial(decision.function, gate, up, *options))
+        make = partial(decision.function, gate, up, *options)
+        return complete(children, make, decision.provider)
 
     return forward
+
+
+def _refusing(
+    found: Recognised, passed_over: Mapping[str, Any], reads: Reads
+) -> Callable[[Any, Tensor], str | None]:
+    """Return a function that tells why a call runs the original; None: a kernel may take it."""
+    is_changed, is_given = changes_of(reads), found.gate == INPUT
+
+    def why_not(owner: Any, x: Tensor) -> str | None:
+        if not _are_as_found(owner._modules, passed_over):
+            return NOT_AS_FOUND
+        if is_changed is not None and is_changed(owner):
+            return CHANGED
+        return SPREAD if is_given and not x.is_contiguous() else None
+
+    return why_not
+
+
+def _completing(last: str | None) -> Callable[[Mapping[str, Any], Any, str | None], Any]:
+    """Return a function that runs the last layer, if there is one, on the product that is made."""
+
+    def complete(children: Mapping[str, Any], make: Callable[[], Tensor], provider: Any) -> Any:
+        if last is None:
+            return make()
+        run = run_without_keeping if provider == LEAN else run_on
+        return run(children[last], make)
+
+    return complete
 
 
 def _running_first(found: Recognised) -> Callable[[Mapping[str, Any], Any], tuple[Any, Any]]:
@@ -645,6 +705,8 @@ def _running_first(found: Recognised) -> Callable[[Mapping[str, Any], Any], tupl
     gate, up, is_up_first = found.gate, found.up, found.is_up_first
 
     def run(children: Mapping[str, Any], x: Any) -> tuple[Any, Any]:
+        if gate == INPUT:
+            return x, None
         if is_up_first:
             second = children[up](x)  # type: ignore[index]
             return children[gate](x), second
