@@ -19,6 +19,7 @@ from kprof.analyze.attribution.steps import (
 )
 from kprof.analyze.capture_quality.audit import Verdict, audit
 from kprof.analyze.capture_quality.overhead import measure_cost
+from kprof.analyze.findings.diagnose import saves_alone
 from kprof.analyze.findings.queries import matches, whole_of
 from kprof.analyze.findings.unexplained import LARGE_SHARE
 from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
@@ -121,7 +122,7 @@ class Summary:
     changes: tuple[BestChange, ...]
     """The changes with the largest savings, weighed by their certainty, largest first."""
     num_changes: int
-    """The changes that would save time, these among them."""
+    """The changes that alone would save time, these among them."""
     together: Saving | None
     """All of them at once."""
     unexplained: tuple[str, ...]
@@ -203,11 +204,14 @@ def _known(name: Any) -> str | None:  # noqa: ANN401 - a cell of a table
 
 
 def _proposed(diagnosis: Diagnosis) -> list[Finding]:
-    """Return the findings whose change would save time, in their order."""
+    """Return the findings whose change alone would save time, in their order."""
     return [
         one
         for one in diagnosis.findings
-        if one.rule != UNEXPLAINED and one.saving is not None and one.saving.high_ns
+        if one.rule != UNEXPLAINED
+        and one.saving is not None
+        and one.saving.high_ns
+        and saves_alone(one)
     ]
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from kprof.analyze.attribution.ledger import balance
 from kprof.analyze.attribution.steps import denominator, split_steps
 from kprof.analyze.capture_quality.audit import audit
-from kprof.analyze.findings.diagnose import diagnose
+from kprof.analyze.findings.diagnose import diagnose, saves_alone
 from kprof.findings import Diagnosis
 from kprof.opened import open_trace
 from kprof.report.redaction import redacted
@@ -159,12 +159,23 @@ def test_the_changes_are_the_first_findings_that_would_save_time(name):
     found = summarize(trace)
     diagnosis = trace.diagnosis or Diagnosis()
     saving = [one for one in diagnosis.findings if one.saving and one.saving.high_ns]
-    expected = [one for one in saving if one.rule != "unexplained_time"]
+    alone = [one for one in saving if saves_alone(one)]
+    expected = [one for one in alone if one.rule != "unexplained_time"]
     assert found.num_changes == len(expected)
     told = [(one.rule, one.claim, one.saving, one.confidence) for one in found.changes]
     assert told == [(one.rule, one.claim, one.saving, one.confidence) for one in expected[:3]]
     commands = [one.command or f"kprof playbook {one.rule}" for one in expected[:3]]
     assert [one.command for one in found.changes] == commands
+
+
+def test_a_change_that_saves_next_to_nothing_alone_is_not_among_the_best():
+    trace = trace_named("llama_train")
+    first, *others = trace.diagnosis.findings
+    tiny = replace(first, saving=replace(first.saving, low_ns=0, high_ns=27))
+    told = replace(trace, diagnosis=replace(trace.diagnosis, findings=(*others, tiny)))
+    before, found = summarize(trace), summarize(told)
+    assert found.num_changes == before.num_changes - 1
+    assert first.claim not in [one.claim for one in found.changes]
 
 
 @pytest.mark.parametrize("name", BEST)
