@@ -38,12 +38,16 @@ TO_KNOW = "Counters tell: `kprof run --ncu SCRIPT`."
 TO_KNOW_OF_OTHERS = "Counters tell: see the profiler of the device's vendor."
 NOT_COUNTED = ("copy", "set")
 BOUNDS = {
+    None: "activities whose bound is not known",
     "memory": "memory bandwidth",
     "compute": "arithmetic",
     "issue": "instruction issue",
     "latency": "latency of kernels that do not fill the GPU",
 }
-ON_THE_HOST = {"latency": "operators that reach neither the host's bandwidth nor its arithmetic"}
+ON_THE_HOST = {
+    None: "the host's operators",
+    "latency": "operators that reach neither the host's bandwidth nor its arithmetic",
+}
 NO_CHANGE = "No rule found a change that would save time."
 
 
@@ -150,7 +154,7 @@ def _limit(summary: Summary, *, is_of_nvidia: bool) -> str:
     return told
 
 
-def _in_words(limit: LimitPart, bounds: Mapping[str, str], no_cause: str) -> str:
+def _in_words(limit: LimitPart, bounds: Mapping[str | None, str], no_cause: str) -> str:
     mostly = f", mostly {limit.mostly}" if limit.mostly else ""
     if limit.kind == "communication":
         return "communication"
@@ -159,8 +163,6 @@ def _in_words(limit: LimitPart, bounds: Mapping[str, str], no_cause: str) -> str
     if limit.kind == "imbalance":
         return "load imbalance (a slower GPU)"
     if limit.kind == "bound":
-        if limit.name is None:
-            return f"activities whose bound is not known{mostly}"
         return f"{bounds.get(limit.name, limit.name)}{mostly}"
     if limit.name is None:
         return no_cause
