@@ -32,16 +32,13 @@ from kprof.report.section import (
     Section,
     Table,
     Text,
+    displayable,
     is_in_terminal,
 )
 from kprof.storage import cache_folder
 
 # Characters of one cell of a table: more than names of templates have.
 LONGEST_CELL = 4_000
-# Control characters, half surrogate pairs, ends of lines and turns of direction.
-_UNSAFE = re.compile(
-    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)
 
 
 @dataclass(frozen=True)
@@ -173,7 +170,7 @@ def render_page(
         has_tables=with_scripts
         and any(isinstance(part, Table) for s in sections for part in s.parts),
     )
-    return _shown(page)
+    return displayable(page)
 
 
 @cache
@@ -184,11 +181,6 @@ def _template() -> jinja2.Template:
     environment.filters["readable"] = readable
     environment.filters["with_code"] = _with_code
     return environment.get_template("page.html.jinja")
-
-
-def _shown(text: str) -> str:
-    """Return text without characters that HTML forbids, or that turn the text around them."""
-    return _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def render_frame(title: str, sections: list[Section], subtitle: str = "") -> str:
@@ -217,7 +209,7 @@ def _cut(part: Part) -> Part:
 def embed_json(value: object) -> str:
     """Return compact JSON that can stand inside a script element, with any names."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
-    text = _shown(text)
+    text = displayable(text)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text

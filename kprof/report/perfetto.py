@@ -25,6 +25,7 @@ from kprof.analyze.lanes import queue_name
 from kprof.errors import KprofError
 from kprof.findings import Finding
 from kprof.report.redaction import without_secrets
+from kprof.report.section import displayable
 from kprof.report.units import format_range, format_time
 from kprof.trace import NOT_RECORDED, Table, Trace
 
@@ -410,7 +411,7 @@ def _bytes(number: int, value: bytes) -> bytes:
 
 
 def _text(number: int, value: str) -> bytes:
-    return _bytes(number, _shown(value).encode("utf-8", errors="replace"))
+    return _bytes(number, _shown(value).encode())
 
 
 def _fixed64(number: int, value: int) -> bytes:
@@ -423,7 +424,7 @@ def _double(number: int, value: float) -> bytes:
 
 @cache
 def _shown(text: str) -> str:
-    return without_secrets(text)
+    return displayable(without_secrets(text))
 
 
 # Fields of TracePacket, TrackDescriptor, TrackEvent, DebugAnnotation and InternedData.

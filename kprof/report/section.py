@@ -6,6 +6,7 @@ its renderer.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,16 @@ from kprof.errors import modules_in
 
 if TYPE_CHECKING:
     from kprof.trace import Trace
+
+# Control characters, half surrogate pairs, ends of lines and turns of direction.
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def displayable(text: str) -> str:
+    """Return text without characters that HTML forbids, or that turn the text around them."""
+    return _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 @dataclass(frozen=True)

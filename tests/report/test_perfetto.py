@@ -231,13 +231,15 @@ def test_times_before_the_clocks_zero_are_counted_from_the_first(tmp_path):
     assert [(one["begin"], one["end"]) for one in of_streams(told)] == [(0, 100), (100, 200)]
 
 
-def test_any_name_is_written_and_secrets_are_not(tmp_path):
-    names = 'half "\x00', "x --token=hf_abcdefghijklmnopqrstuvwxyzabcdefgh"
+def test_any_name_is_written_and_secrets_and_controls_are_not(tmp_path):
+    names = 'half "\x00\x1b[31m\u202e', "x --token=hf_abcdefghijklmnopqrstuvwxyzabcdefgh"
     trace = analyzed_trace_of(*({"name": name, "start_ns": i} for i, name in enumerate(names)))
     shown = sorted(one["name"] for one in of_streams(read(written(trace, tmp_path / "a.pftrace"))))
-    assert shown[0] == 'half "\x00'
+    assert shown[0] == 'half "��[31m�'
     assert "hf_abc" not in shown[1]
-    assert b"hf_abc" not in written(trace, tmp_path / "a.json").read_bytes()
+    content = written(trace, tmp_path / "a.json").read_bytes()
+    assert b"hf_abc" not in content
+    assert b"u001b" not in content
 
 
 def test_an_existing_file_is_replaced_only_by_force(tmp_path):
