@@ -338,6 +338,30 @@ class RankTotals:
 
 
 @dataclass(frozen=True)
+class LaunchTime:
+    """Launches of one kernel over one grid, added up."""
+
+    name: str
+    grid: str | None
+    block: str | None
+    number: int
+    time_ns: int
+
+
+@dataclass(frozen=True)
+class LateTime:
+    """How a late rank that is not in detail spent the time of the units in which it was late."""
+
+    rank: int
+    units: tuple[int, ...]
+    """Their numbers: of steps, or of parts of the window."""
+    time_ns: dict[str, tuple[int, ...]]
+    """By part (computation, communication, a cause of idle time), of each of the units."""
+    launches: tuple[LaunchTime, ...]
+    """Its computation in all of these units together."""
+
+
+@dataclass(frozen=True)
 class Meta:
     """The recording's facts: source, tool, host, GPUs, and the questions that it leaves open."""
 
@@ -387,6 +411,8 @@ class Meta:
     """The predictions of the analysis, and those asked for since."""
     totals: tuple[RankTotals, ...] = ()
     """The sums of each rank, where the tables do not hold all of them in detail."""
+    late_times: tuple[LateTime, ...] = ()
+    """Of late ranks that are not in detail, for the cause of their lateness."""
     caveats: tuple[Caveat, ...] = ()
     """What is missing, dropped or uncertain."""
 

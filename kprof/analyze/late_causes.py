@@ -8,6 +8,7 @@ step.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from kprof.analyze.attribution.overlap import allotted_time
 from kprof.analyze.idle import causes
 from kprof.analyze.late_ranks import Lateness, find_lateness, waits_by_unit
-from kprof.trace import Trace, once_per_trace
+from kprof.trace import LateTime, LaunchTime, Trace, once_per_trace
 
 Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]
@@ -43,6 +44,8 @@ MOST = 0.6
 SAME_LAUNCHES = 0.6
 # A GPU is slower where so much of its time is in kernels that are, by half of the mean at least.
 BROAD = 0.8
+# Launches are alike by these columns.
+KEYS = ("name", "grid", "block")
 
 
 @dataclass(frozen=True)
@@ -78,27 +81,88 @@ def find_late_causes(trace: Trace) -> tuple[LateCause, ...]:
     if spent is None:
         why = "no rank's activities were recorded in detail"
         return tuple(LateCause(rank, "inconclusive", why_not=why) for rank, _ in groups)
-    return tuple(_cause(spent, rank, of) for rank, of in groups)
+    others = {one.rank: one for one in trace.meta.late_times}
+    return tuple(
+        _cause(spent, rank, of, None if rank is None else others.get(rank)) for rank, of in groups
+    )
 
 
 @dataclass(frozen=True)
 class _Spent:
-    """The time of ranks by unit and part, each until the unit's collectives."""
+    """The time of ranks in detail by unit and part, each until the unit's collectives."""
 
     ranks: Int64s
+    units: Int64s
     is_late: Bools
     """By rank and unit."""
     time_ns: dict[str, Floats]
     """Of each part, by rank and unit."""
     launches: pd.DataFrame
-    """Computation: places in `ranks` and in units, `key` (of name and grid), `duration_ns`."""
+    """Computation: places in `ranks` and in units, `name`, `grid`, `block`, `duration_ns`."""
     has_grids: bool
+
+    @property
+    def has_base(self) -> Bools:
+        """Tell in which units a rank is in time."""
+        return np.asarray((~self.is_late).any(axis=0))
+
+    @property
+    def in_time_ns(self) -> dict[str, Floats]:
+        """The mean time of the ranks in time, of each part by unit."""
+        number = np.maximum((~self.is_late).sum(axis=0), 1)
+        return {
+            part: np.where(self.is_late, 0.0, time_ns).sum(axis=0) / number
+            for part, time_ns in self.time_ns.items()
+        }
+
+
+@dataclass(frozen=True)
+class _Late:
+    """The time of late ranks, a value for each unit in which one was late."""
+
+    at_unit: Int64s
+    """Places in the units."""
+    time_ns: dict[str, Floats]
+    """Of each part."""
+    launches: pd.DataFrame
+    """Computation added up: `name`, `grid`, `block`, `number`, `time_ns`."""
+
+
+def late_time(
+    trace: Trace, waits: pd.DataFrame, rank: int, units: Sequence[int]
+) -> LateTime | None:
+    """Return how a rank spent the time of some units, for `find_late_causes` without its tables.
+
+    `trace` holds the rank, analyzed without the others, and `waits` those of the rank by unit. None
+    where its collectives are not those of the trace.
+    """
+    marks = _in_detail(trace.kernels, waits, rank)
+    if marks is None:
+        return None
+    spent = _spent_until(trace, marks, {})
+    row = int(np.searchsorted(spent.ranks, rank))
+    chosen = np.flatnonzero(np.isin(spent.units, list(units)))
+    is_late = np.zeros_like(spent.is_late)
+    is_late[row, chosen] = True
+    launches = _added_up(spent.launches, is_late) if spent.has_grids else None
+    return LateTime(
+        rank,
+        tuple(spent.units[chosen].tolist()),
+        {part: tuple(ns[row, chosen].astype(int).tolist()) for part, ns in spent.time_ns.items()},
+        ()
+        if launches is None
+        else tuple(LaunchTime(*one) for one in launches.itertuples(index=False)),
+    )
 
 
 def _spent(trace: Trace, found: Lateness) -> _Spent | None:
     marks = _marks(trace)
-    if marks is None:
-        return None
+    late_in = {one.rank: one.late_in for one in found.ranks}
+    return None if marks is None else _spent_until(trace, marks, late_in)
+
+
+def _spent_until(trace: Trace, marks: pd.DataFrame, late_in: dict[int, tuple[int, ...]]) -> _Spent:
+    """Add up the time until the matched collectives of each unit."""
     kernels = trace.kernels
     ranks, units = (np.unique(marks[c].to_numpy(np.int64)) for c in ("rank", "unit"))
     is_collective = (kernels["kind"].eq("collective") | kernels["collective"].notna()).to_numpy()
@@ -124,9 +188,9 @@ def _spent(trace: Trace, found: Lateness) -> _Spent | None:
         known = (at_unit >= 0) & np.isin(rank, ranks)
         place = (at_part, np.searchsorted(ranks, rank), np.searchsorted(units, at_unit))
         np.add.at(table, tuple(p[known] for p in place), time_ns[known])
-    late_in = {one.rank: one.late_in for one in found.ranks}
     return _Spent(
         ranks=ranks,
+        units=units,
         is_late=np.array([np.isin(units, late_in.get(rank, ())) for rank in ranks.tolist()]),
         time_ns=dict(zip(PARTS, table, strict=True)),
         launches=_launches(kernels, ~is_collective & (unit >= 0), (ranks, units, unit)),
@@ -187,20 +251,27 @@ def _unit_of(table: pd.DataFrame, marks: pd.DataFrame) -> Int64s:
 def _launches(
     kernels: pd.DataFrame, chosen: Bools, places: tuple[Int64s, Int64s, Int64s]
 ) -> pd.DataFrame:
-    """Return computation with its places in ranks and units, and a key for name and grid."""
+    """Return computation with its places in ranks and units."""
     ranks, units, unit = places
     rows = np.flatnonzero(chosen & np.isin(kernels["rank"].to_numpy(np.int64), ranks))
     mine = kernels.iloc[rows]
-    keys: Any = ["name", "grid", "block"]
-    launches: pd.DataFrame = pd.DataFrame(
-        {
-            "rank": np.searchsorted(ranks, mine["rank"].to_numpy(np.int64)),
-            "unit": np.searchsorted(units, unit[rows]),
-            "key": mine.groupby(keys, observed=True, dropna=False, sort=False).ngroup().to_numpy(),
-            "duration_ns": mine["duration_ns"].to_numpy(np.int64),
-        }
+    launches: pd.DataFrame = mine[[*KEYS, "duration_ns"]].assign(
+        rank=np.searchsorted(ranks, mine["rank"].to_numpy(np.int64)),
+        unit=np.searchsorted(units, unit[rows]),
     )
     return launches
+
+
+def _added_up(launches: pd.DataFrame, cells: Bools) -> pd.DataFrame:
+    """Add up computation in some ranks and units: `KEYS`, `number`, `time_ns`."""
+    rank, unit = (launches[c].to_numpy(np.int64) for c in ("rank", "unit"))
+    keys: Any = list(KEYS)
+    groups = launches[cells[rank, unit]].groupby(keys, observed=True, dropna=False, sort=False)
+    sums: pd.DataFrame = groups["duration_ns"].agg(["size", "sum"]).reset_index()
+    sums.columns = pd.Index([*KEYS, "number", "time_ns"])
+    texts = sums[list(KEYS)].astype(object)
+    sums[list(KEYS)] = texts.where(texts.notna(), None)
+    return sums
 
 
 def _has_grids(kernels: pd.DataFrame, is_computation: Bools) -> bool:
@@ -210,24 +281,27 @@ def _has_grids(kernels: pd.DataFrame, is_computation: Bools) -> bool:
     return bool(duration[known & is_computation].sum() > 0.5 * duration[is_computation].sum())
 
 
-def _cause(spent: _Spent, rank: int | None, of: frozenset[int]) -> LateCause:
+def _cause(
+    spent: _Spent, rank: int | None, of: frozenset[int], elsewhere: LateTime | None
+) -> LateCause:
     """Return why the late ones among some ranks were so."""
     chosen = np.isin(spent.ranks, sorted(of))
-    if not chosen.any():
+    if not chosen.any() and elsewhere is None:
         return LateCause(rank, "inconclusive", why_not="the rank was not recorded in detail")
-    has_base = (~spent.is_late).any(axis=0)
-    late: Bools = spent.is_late & chosen[:, None]
-    late &= has_base
-    if not late.any():
+    late = _of_tables(spent, chosen) if chosen.any() else _of_another(spent, elsewhere)
+    if late is None:
         why = "no rank in detail was in time in the same steps"
         return LateCause(rank, "inconclusive", why_not=why)
+    in_time_ns = spent.in_time_ns
     longer = {
-        part: _longer(time_ns, spent.is_late, late) for part, time_ns in spent.time_ns.items()
+        part: float((time_ns - in_time_ns[part][late.at_unit]).mean())
+        for part, time_ns in late.time_ns.items()
     }
     if rank is None:
-        usual = {p: _usual(time_ns, spent.is_late, late) for p, time_ns in spent.time_ns.items()}
+        is_late = spent.is_late & chosen[:, None] & spent.has_base
+        usual = {p: _usual(time_ns, spent.is_late, is_late) for p, time_ns in spent.time_ns.items()}
         longer = {part: longer[part] - usual[part] for part in PARTS}
-    found = LateCause(rank, "inconclusive", longer, num_late=int(late.sum()))
+    found = LateCause(rank, "inconclusive", longer, num_late=len(late.at_unit))
     total = sum(max(ns, 0.0) for ns in longer.values())
     by_cause: dict[Cause, float] = {}
     for part, ns in longer.items():
@@ -241,14 +315,44 @@ def _cause(spent: _Spent, rank: int | None, of: frozenset[int]) -> LateCause:
     return _computation(spent, late, found)
 
 
-def _longer(time_ns: Floats, is_late: Bools, late: Bools) -> float:
-    """Return by how much a part is longer in late units than on ranks in time, in the mean."""
-    in_time = np.where(is_late, 0.0, time_ns).sum(axis=0) / np.maximum((~is_late).sum(axis=0), 1)
-    return float((time_ns - in_time)[late].mean())
+def _of_tables(spent: _Spent, chosen: Bools) -> _Late | None:
+    """Return the late time of ranks in detail; None where no rank was in time beside them."""
+    cells = spent.is_late & chosen[:, None] & spent.has_base
+    if not cells.any():
+        return None
+    return _Late(
+        at_unit=np.nonzero(cells)[1],
+        time_ns={part: time_ns[cells] for part, time_ns in spent.time_ns.items()},
+        launches=_added_up(spent.launches, cells),
+    )
+
+
+def _of_another(spent: _Spent, elsewhere: LateTime | None) -> _Late | None:
+    """Return the late time of a rank that is not in detail, likewise."""
+    if elsewhere is None:
+        return None
+    units = np.array(elsewhere.units, dtype=np.int64)
+    at = np.searchsorted(spent.units, units)
+    known = np.isin(units, spent.units)
+    known[known] = spent.has_base[at[known]]
+    if not known.any():
+        return None
+    rows = [(one.name, one.grid, one.block, one.number, one.time_ns) for one in elsewhere.launches]
+    return _Late(
+        at_unit=at[known],
+        time_ns={
+            part: np.array(elsewhere.time_ns.get(part, (0,) * len(units)), dtype=float)[known]
+            for part in PARTS
+        },
+        launches=pd.DataFrame(rows, columns=[*KEYS, "number", "time_ns"]),
+    )
 
 
 def _usual(time_ns: Floats, is_late: Bools, late: Bools) -> float:
-    """Return the same of the units in which these ranks are in time, weighted as they are late."""
+    """Return by how much these ranks are longer in units in which they are in time.
+
+    Weighted as they are late.
+    """
     number = (~is_late).sum(axis=0)
     in_time = np.where(is_late, 0.0, time_ns).sum(axis=0) / np.maximum(number, 1)
     excess = np.where(is_late, 0.0, time_ns - in_time).sum(axis=1)
@@ -256,36 +360,26 @@ def _usual(time_ns: Floats, is_late: Bools, late: Bools) -> float:
     return float(np.average(usual, weights=late.sum(axis=1)))
 
 
-def _computation(spent: _Spent, late: Bools, found: LateCause) -> LateCause:
+def _computation(spent: _Spent, late: _Late, found: LateCause) -> LateCause:
     """Tell a slower GPU from more work: the first runs the same launches, all of them slower."""
-    if not spent.has_grids:
+    if not spent.has_grids or not len(late.launches):
         return replace(found, cause="compute")
-    launches = spent.launches
-    key, rank, unit, duration = (
-        launches[c].to_numpy(np.int64) for c in ("key", "rank", "unit", "duration_ns")
-    )
     in_time: Bools = ~spent.is_late
-    in_time &= late.any(axis=0, keepdims=True)
-    # By kernel and grid, in the mean of the late cells, and of those in time.
-    (time_ns, num), (usual_ns, usual_num) = (
-        [
-            np.bincount(key[mine], weights, minlength=key.max() + 1) / max(cells.sum(), 1)
-            for weights in (duration[mine], None)
-        ]
-        for cells in (late, in_time)
-        for mine in [cells[rank, unit]]
+    in_time &= np.isin(np.arange(len(spent.units)), late.at_unit)
+    # By kernel and grid, in the mean of the late units, and of the ranks in time.
+    keys: Any = list(KEYS)
+    both = late.launches.merge(_added_up(spent.launches, in_time), on=keys, suffixes=("", "_usual"))
+    num, time_ns = (both[c].to_numpy(float) / len(late.at_unit) for c in ("number", "time_ns"))
+    usual_num, usual_ns = (
+        both[c].to_numpy(float) / max(in_time.sum(), 1) for c in ("number_usual", "time_ns_usual")
     )
     calls = np.minimum(num, usual_num)
-    known = calls > 0
-    now, usual = (
-        np.divide(ns, number, out=np.zeros_like(calls), where=known)
-        for ns, number in ((time_ns, num), (usual_ns, usual_num))
-    )
+    now, usual = time_ns / num, usual_ns / usual_num
     slower, alike_ns = calls * (now - usual), calls * usual
     share = float(slower.sum() / max(found.longer_ns[COMPUTE], 1.0))
     found = replace(found, cause="compute", same_launches_share=share)
     if share < SAME_LAUNCHES:
         return found
     is_slower = slower >= 0.5 * slower.sum() / alike_ns.sum() * alike_ns
-    is_broad = alike_ns[is_slower & known].sum() >= BROAD * alike_ns.sum()
+    is_broad = alike_ns[is_slower].sum() >= BROAD * alike_ns.sum()
     return replace(found, cause="clock") if is_broad else found

@@ -1,16 +1,21 @@
 """Ranks of which not all fit into the tables: sums and collectives of all, some in detail.
 
 Every rank is read and analyzed by itself, and condensed to what it does to the others and its sums.
-From these follow who waits for whom, and which ranks are read once more for all else.
+From these follow who waits for whom, and which ranks are read once more for all else. Late ranks
+that are not among those are read once more for what made them late.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
 
 from kprof.analyze.condense import condensed
-from kprof.analyze.late_ranks import find_lateness
+from kprof.analyze.late_causes import late_time
+from kprof.analyze.late_ranks import find_lateness, waits_by_unit
 from kprof.analyze.passes import attributed
 from kprof.collect.cluster import Scheduler
 from kprof.collect.merge import by_order_of_files, merge, ranks_of, renumbered, tell_their_ranks
@@ -18,7 +23,7 @@ from kprof.collect.ranks import Outcome, left_out, outcomes_of, read_rank
 from kprof.collect.sources import Source
 from kprof.collect.trace_file import PACKED
 from kprof.errors import TraceError, counted
-from kprof.trace import Caveat, RankTotals, Trace
+from kprof.trace import Caveat, LateTime, RankTotals, Trace
 
 # So much of JSON, unpacked, is read in detail; its tables and what is computed of them take about
 # four times as much memory. Of few ranks all are, whatever their size; of more than fit some.
@@ -73,6 +78,7 @@ def read_many(
             clocks=meta.clocks,
             clocks_grade=meta.clocks_grade,
             totals=meta.totals,
+            late_times=_late_times(everyone, (traces, files), shown, scheduler),
             world_size=meta.world_size,
             caveats=tuple(dict.fromkeys(caveats)),
         ),
@@ -83,6 +89,62 @@ def condensed_rank(source: Source) -> Outcome:
     """Read and analyze one file, and keep what concerns other ranks, and its sums."""
     outcome = read_rank(source)
     return condensed(attributed(outcome)) if isinstance(outcome, Trace) else outcome
+
+
+@dataclass(frozen=True)
+class LateRanks:
+    """Reads a file with late ranks again, and keeps how each spent the units it was late in."""
+
+    waits: pd.DataFrame
+    """Of these ranks, by unit."""
+    late_in: dict[int, tuple[int, ...]]
+    """Units by rank."""
+    first_rank: dict[Path, int]
+    """Of each file, as numbered among all."""
+
+    def __call__(self, source: Source) -> Outcome:
+        """Return a trace without rows, with the `late_times` of the ranks of the file."""
+        outcome = read_rank(source)
+        if not isinstance(outcome, Trace):
+            return outcome
+        trace = attributed(_as_numbered(outcome, self.first_rank[source.path.absolute()]))
+        late = [rank for rank in ranks_of(trace) if rank in self.late_in]
+        found = [late_time(trace, self.waits, rank, self.late_in[rank]) for rank in late]
+        times = tuple(one for one in found if one is not None)
+        return Trace(
+            trace.kernels.iloc[:0],
+            trace.ranges.iloc[:0],
+            trace.samples.iloc[:0],
+            replace(trace.meta, late_times=times),
+        )
+
+
+def _late_times(
+    everyone: Trace,
+    read: tuple[list[Trace], list[Source]],
+    shown: list[int],
+    scheduler: Scheduler,
+) -> tuple[LateTime, ...]:
+    """Return the time of ranks that others wait for and that are not in detail, the latest ones."""
+    found, waits = find_lateness(everyone), waits_by_unit(everyone)
+    if found is None or waits is None:
+        return ()
+    others = {*found.stragglers} - {*shown}
+    latest = sorted(
+        (one for one in found.ranks if one.rank in others), key=lambda one: -one.late_ns
+    )
+    late_in = {one.rank: one.late_in for one in latest[:MOST_IN_DETAIL]}
+    if not late_in:
+        return ()
+    files = {
+        source.path.absolute(): (source, ranks_of(trace)[0])
+        for trace, source in zip(*read, strict=True)
+        if late_in.keys() & {*ranks_of(trace)}
+    }
+    of_late = waits[0][waits[0]["rank"].isin([*late_in])].reset_index(drop=True)
+    reading = LateRanks(of_late, late_in, {path: first for path, (_, first) in files.items()})
+    again = outcomes_of([source for source, _ in files.values()], reading, scheduler)
+    return tuple(time for one in again if isinstance(one, Trace) for time in one.meta.late_times)
 
 
 def _as_numbered(trace: Trace, first: int) -> Trace:

@@ -7,6 +7,7 @@ import pytest
 
 from kprof.analyze.condense import rank_totals
 from kprof.analyze.cost.of_runs import gpus_in
+from kprof.analyze.late_causes import find_late_causes
 from kprof.analyze.late_ranks import find_lateness
 from kprof.collect import many_ranks
 from kprof.collect.many_ranks import condensed_rank, named
@@ -194,3 +195,20 @@ def test_ranks_are_named_as_people_write_them(ranks, monkeypatch):
     assert load(ranks.parent / "ranks.kprof").kernels["rank"].nunique() == 4
     # They are chosen already.
     assert kprof("open", "ranks.kprof", "--ranks", "1") == 2
+
+
+def test_a_late_rank_that_is_not_in_detail_has_its_cause(ranks):
+    everyone = open_unwritten([ranks])
+    others = open_unwritten([ranks], [0, 1])
+    assert in_detail(others) == [0, 1]
+    assert [(one.rank, one.units) for one in others.trace.meta.late_times] == [
+        (LATE, tuple(range(NUM_STEPS)))
+    ]
+    ((one,), (other,)) = map(find_late_causes, (everyone.trace, others.trace))
+    assert (one.rank, one.cause) == (other.rank, other.cause) == (LATE, "compute")
+
+
+def test_the_time_of_late_ranks_is_kept_with_the_run(ranks, tmp_path):
+    opened = open_run([ranks], tmp_path / "some.kprof", ranks=[0, 1], force=False)
+    assert load(tmp_path / "some.kprof").meta.late_times == opened.trace.meta.late_times
+    assert len(opened.trace.meta.late_times) == 1

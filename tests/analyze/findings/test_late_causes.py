@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kprof.analyze.late_causes import COMPUTE, find_late_causes
-from kprof.analyze.late_ranks import find_lateness
+from kprof.analyze.late_causes import COMPUTE, find_late_causes, late_time
+from kprof.analyze.late_ranks import find_lateness, waits_by_unit
 from tests.rank_patterns import MS, PATTERNS, Pattern, opened, pattern_of
 
 FOUR = Pattern("four", 4, num_steps=4, jitter=0.001)
@@ -87,3 +87,29 @@ def test_ranks_in_detail_tell_what_all_tell_on_any_clock(shift_ns):
     (cause,) = find_late_causes(replace(whole, kernels=kernels, idle=idle, all_ranks=whole))
     assert cause.cause == "compute"
     assert cause.longer_ns[COMPUTE] == pytest.approx(4 * MS, rel=0.05)
+
+
+def of_ranks(whole, ranks):
+    """Return a trace that has these ranks in detail, and the waits of all."""
+    tables = {
+        name: table[table["rank"].isin(ranks).to_numpy()].reset_index(drop=True)
+        for name, table in (("kernels", whole.kernels), ("idle", whole.idle))
+    }
+    return replace(whole, all_ranks=whole, **tables)
+
+
+@pytest.mark.parametrize("name", ["one", "slow_clock", "data_loader", "host_bound", "slow_link"])
+def test_the_cause_of_a_rank_that_is_not_in_detail_is_that_which_its_tables_tell(name):
+    whole = opened(pattern_of(name, 8, 3))
+    found, (waits, _) = find_lateness(whole), waits_by_unit(whole)
+    late, others = found.stragglers, sorted({*range(8)} - {*found.stragglers})
+    late_in = {one.rank: one.late_in for one in found.ranks}
+    times = tuple(late_time(of_ranks(whole, [rank]), waits, rank, late_in[rank]) for rank in late)
+    some = of_ranks(whole, others)
+    some = replace(some, meta=replace(some.meta, late_times=times))
+    told, wanted = find_late_causes(some), find_late_causes(of_ranks(whole, range(8)))
+    assert late
+    assert [(one.rank, one.cause) for one in told] == [(one.rank, one.cause) for one in wanted]
+    for one, other in zip(told, wanted, strict=True):
+        assert one.longer_ns == pytest.approx(other.longer_ns, abs=2)
+        assert one.same_launches_share == pytest.approx(other.same_launches_share, abs=1e-6)
