@@ -5,6 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
 from kprof.trace import Meta, ProcessGroup
 
 # Words in a group's description, as DeviceMesh, Megatron and torchtitan write them.
@@ -15,7 +19,7 @@ DIMENSIONS = {
     "context": {"cp", "sp", "context", "sequence"},
     "expert": {"ep", "expert"},
 }
-PIPELINE = "pipeline"
+PIPELINE, EXPERT = "pipeline", "expert"
 # torch's description of a group whose maker gave none.
 UNNAMED = ("", "undefined")
 
@@ -60,6 +64,20 @@ def places(meta: Meta) -> dict[int, dict[str, int]]:
         for group in groups:
             for place, rank in enumerate(group.ranks):
                 found.setdefault(rank, {})[dimension] = place
+    return found
+
+
+def is_in_group(kernels: pd.DataFrame, groups: Collection[ProcessGroup]) -> NDArray[np.bool_]:
+    """Tell which collectives belong to one of some process groups, by its name and their rank."""
+    ranks = kernels["rank"].to_numpy(np.int64)
+    names = kernels["group"].cat
+    # A row without a group has the code -1, which reads the last.
+    own = np.array([*(str(text).partition(" ")[0] for text in names.categories), ""])
+    of_row = own[names.codes.to_numpy()]
+    found = np.zeros(len(kernels), dtype=bool)
+    for name in {group.name for group in groups} - {""}:
+        members = {rank for group in groups if group.name == name for rank in group.ranks}
+        found |= (of_row == name) & np.isin(ranks, [*members])
     return found
 
 

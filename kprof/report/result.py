@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import numpy as np
@@ -15,12 +16,14 @@ from kprof.analyze.capture_quality.audit import audit
 from kprof.analyze.capture_quality.overhead import measure_cost
 from kprof.analyze.capture_quality.unanswered import find_unanswered
 from kprof.analyze.condense import rank_totals
+from kprof.analyze.expert_load import ExpertLoad, find_expert_load
 from kprof.analyze.findings.queries import whole_of
 from kprof.analyze.findings.recoverable import idle_in_steps
 from kprof.analyze.groupings import group_kernels, group_modules
 from kprof.analyze.idle.causes import find_exposed_waits, group_idle, worst_places
 from kprof.analyze.late_causes import find_late_causes
 from kprof.analyze.late_ranks import find_lateness
+from kprof.analyze.pipeline_bubbles import StageBubble, find_bubbles
 from kprof.analyze.roofline.agreement import compare_bounds, traffic_ratio
 from kprof.analyze.roofline.hardware_counters import is_counted
 from kprof.analyze.roofline.launch_work import SOURCES
@@ -100,7 +103,13 @@ def _ranks(trace: Trace) -> dict[str, object]:
         "ranks": _by_rank(trace),
         "late_ranks": _late_ranks(trace),
         "collectives": records(measure_collectives(trace)),
+        "pipeline": _each(find_bubbles(trace)),
+        "experts": _each(find_expert_load(trace)),
     }
+
+
+def _each(found: Sequence[StageBubble | ExpertLoad] | None) -> list[dict[str, object]] | None:
+    return None if found is None else [asdict(one) for one in found]
 
 
 def _late_ranks(trace: Trace) -> dict[str, object] | None:

@@ -8,8 +8,10 @@ from typing import Any
 
 from kprof.analyze.bus_bandwidth import measure_collectives
 from kprof.analyze.condense import rank_totals
+from kprof.analyze.expert_load import find_expert_load
 from kprof.analyze.findings.rules.stragglers import LEAST_SHARE, why_no_ranks
 from kprof.analyze.late_ranks import Lateness, RankLateness, find_lateness
+from kprof.analyze.pipeline_bubbles import find_bubbles
 from kprof.report.figures import ORANGE, PALE, RED, Drawn, axis, margins
 from kprof.report.section import Column, Figure, Part, Section, Table, Text
 from kprof.report.units import MISSING, format_amount, format_share, format_time
@@ -44,7 +46,7 @@ def render(trace: Trace) -> Section:
         parts.append(_map(found))
     if len(totals) > 1:
         parts.append(_table(totals, found))
-        parts += _collectives(trace)
+        parts += [*_pipeline(trace), *_experts(trace), *_collectives(trace)]
     return Section(TITLE, ORDER, tuple(parts), in_terminal=found is not None)
 
 
@@ -123,6 +125,50 @@ def _table(totals: Sequence[RankTotals], found: Lateness | None) -> Table:
         "of most of the rest." + "".join(MEANING[name] for name in more),
         share=tuple(_share(late.get(one.rank), found) for one in rows) if found else (),
     )
+
+
+def _pipeline(trace: Trace) -> list[Table]:
+    """Return the waits of each pipeline stage, where they are known."""
+    rows = tuple(
+        (
+            f"{one.stage}",
+            f"{len(one.ranks):,}",
+            format_time(round(one.waits_ns)),
+            format_share(one.share),
+        )
+        for one in find_bubbles(trace) or ()
+    )
+    columns = (
+        Column("Pipeline stage", "right"),
+        Column("Ranks", "right"),
+        Column("Waits", "right"),
+        Column("Of a step", "right"),
+    )
+    caption = (
+        "Pipeline bubbles, the mean of each stage's ranks: time in sends and receives beyond the "
+        "shortest one, with nothing else on the device. Stages with less work wait longer."
+    )
+    return [Table(columns, rows, caption=caption)] if rows else []
+
+
+def _experts(trace: Trace) -> list[Table]:
+    """Return the busiest rank of each expert-parallel group, where the load is known."""
+    every = find_expert_load(trace) or ()
+    rows = tuple(
+        (_shortened(one.group), f"{one.busiest[0]}", f"{one.busiest[1]:.2f} x", f"{one.calls:,}")
+        for one in every[:MOST_COLLECTIVES]
+    )
+    columns = (
+        Column("Experts' group"),
+        Column("Busiest rank", "right"),
+        Column("Load", "right"),
+        Column("All-to-alls", "right"),
+    )
+    caption = (
+        "Load of experts: elements that all-to-alls bring to the busiest rank, as a multiple of "
+        "the mean of its group."
+    )
+    return [Table(columns, rows, caption=caption)] if rows else []
 
 
 def _collectives(trace: Trace) -> list[Table]:
