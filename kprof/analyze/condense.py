@@ -7,10 +7,12 @@ collectives, in what ran beside them and in its steps; the rest of it counts by 
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from pandas.api.types import union_categoricals
 
 from kprof.analyze.attribution.overlap import CLASSES, allotted_time, classes_of
 from kprof.analyze.attribution.steps import find_steps, outside_steps, step_rows
@@ -18,10 +20,10 @@ from kprof.analyze.bus_bandwidth import messages
 from kprof.analyze.groupings import measure_capacity
 from kprof.analyze.intervals import Intervals, disjoint
 from kprof.analyze.rank_layout import places
-from kprof.trace import SCHEMA, RankTotals, Trace, columns_of, empty, once_per_trace
+from kprof.trace import RankTotals, Trace, columns_of, once_per_trace
 
-# Of the columns that passes add, what says who waits for whom.
-ADDED = ("step", "kind")
+# Of other columns, those that say who waits for whom, and for how many bytes.
+ADDED = ("step", "kind", "message")
 BESIDE = "(others)"
 
 
@@ -36,14 +38,9 @@ def condensed(trace: Trace) -> Trace:
     kernels = trace.kernels
     inside = np.flatnonzero(~outside_steps(trace)) if len(kernels) else np.arange(0)
     is_collective = (kernels["collective"].notna() | (kernels["kind"] == "collective")).to_numpy()
-    columns = [*(column.name for column in columns_of("kernels", "reader")), *ADDED]
     chosen = inside[is_collective[inside]]
-    own = kernels[columns].iloc[chosen].assign(message=messages(trace)[chosen])
-    beside = _beside(kernels[columns], inside, is_collective)
-    rows = pd.concat([own, *beside], ignore_index=True)
-    # Categories of several frames become objects.
-    texts = {c.name: "category" for c in SCHEMA["kernels"] if c.dtype == "category"}
-    rows = rows.astype({name: texts.get(name) or kernels[name].dtype for name in rows.columns})
+    told = kernels.assign(message=messages(trace))
+    rows = _with_beside(told, chosen, _beside(kernels, inside, is_collective))
     ranges = trace.ranges.iloc[step_rows(trace.ranges)]
     ranges = ranges[[column.name for column in columns_of("ranges", "reader")]]
     meta = replace(
@@ -53,17 +50,24 @@ def condensed(trace: Trace) -> Trace:
     return Trace(rows, ranges.reset_index(drop=True), samples, meta)
 
 
-def _beside(
-    kernels: pd.DataFrame, inside: np.ndarray, is_collective: np.ndarray
-) -> list[pd.DataFrame]:
-    """Return the union of all but collectives as rows, of each device and step."""
-    table = kernels.iloc[inside]
-    start = table["start_ns"].to_numpy(np.int64)
-    end = start + table["duration_ns"].to_numpy(np.int64)
-    gpu = table.groupby(["rank", "device"], sort=False).ngroup().to_numpy()
-    step = table["step"].to_numpy(np.int64, na_value=-1)
-    collective = is_collective[inside]
-    of_class = classes_of(table)
+@dataclass(frozen=True)
+class _Beside:
+    """What ran beside collectives, as intervals; `row` shares its rank, device and step."""
+
+    union: Intervals
+    kind: str
+
+
+def _beside(kernels: pd.DataFrame, inside: np.ndarray, is_collective: np.ndarray) -> list[_Beside]:
+    """Return the union of all but collectives, by class, of each device and step."""
+    rank, device, start, duration = (
+        kernels[name].to_numpy(np.int64)[inside]
+        for name in ("rank", "device", "start_ns", "duration_ns")
+    )
+    end = start + duration
+    gpu = np.unique(np.stack([rank, device]), axis=1, return_inverse=True)[1].ravel()
+    step = kernels["step"].to_numpy(np.int64, na_value=-1)[inside]
+    collective, of_class = is_collective[inside], classes_of(kernels)[inside]
     found = []
     for one in np.unique(gpu):
         mine = gpu == one
@@ -75,10 +79,8 @@ def _beside(
             busy = _union(start, end, others & (step == number) & (of_class == one_class))
             kept = busy.take(_touch(busy, spans))
             if len(kept):
-                # Rows of the whole table, for what the intervals share: rank, device, step.
-                first = inside[kept.row]
-                rows = kernels.iloc[first]
-                found.append(_rows(rows, kept, [*CLASSES, BESIDE][one_class]))
+                rows = Intervals(kept.start, kept.end, inside[kept.row])
+                found.append(_Beside(rows, [*CLASSES, BESIDE][one_class]))
     return found
 
 
@@ -98,17 +100,49 @@ def _touch(busy: Intervals, spans: Intervals) -> np.ndarray:
     return np.asarray(edge | (begins[place] < busy.end))
 
 
-def _rows(rows: pd.DataFrame, union: Intervals, kind: str) -> pd.DataFrame:
-    """Return intervals as activities without anything that tells them from one another."""
-    table: pd.DataFrame = empty("kernels").reindex(range(len(union)))
-    for column in ("rank", "device", "step"):
-        table[column] = rows[column].to_numpy()
-    table["name"], table["kind"] = BESIDE, kind
-    is_host = (rows["activity"] == "host").to_numpy(bool)
-    table["activity"] = np.where(is_host, "host", "kernel")
-    table["stream"] = -1
-    table["start_ns"], table["duration_ns"] = union.start, union.end - union.start
-    return table
+def _with_beside(kernels: pd.DataFrame, chosen: np.ndarray, beside: list[_Beside]) -> pd.DataFrame:
+    """Return some rows, and intervals as activities without anything that tells them apart."""
+    none = np.zeros(0, dtype=np.int64)
+    start, end, like = (
+        np.concatenate([none, *(getattr(one.union, name) for one in beside)])
+        for name in ("start", "end", "row")
+    )
+    kinds = [kind for one in beside for kind in [one.kind] * len(one.union)]
+    is_host = (kernels["activity"] == "host").to_numpy(bool)[like]
+    given: dict[str, Any] = {
+        **{name: kernels[name].array.take(like) for name in ("rank", "device", "step")},
+        "name": [BESIDE] * len(like),
+        "kind": kinds,
+        "activity": np.where(is_host, "host", "kernel"),
+        "stream": np.full(len(like), -1),
+        "start_ns": start,
+        "duration_ns": end - start,
+    }
+    lacking = np.full(len(like), -1)
+    columns = {}
+    for name in [*(column.name for column in columns_of("kernels", "reader")), *ADDED]:
+        column = kernels[name]
+        if name not in given:
+            columns[name] = column.array.take(np.append(chosen, lacking), allow_fill=True)
+        elif isinstance(column.dtype, pd.CategoricalDtype):
+            own, more = column.array.take(chosen), pd.Categorical(given[name])
+            columns[name] = union_categoricals([_used(own), _used(more)])
+        else:
+            columns[name] = pd.concat(
+                [column.iloc[chosen], pd.Series(given[name], dtype=column.dtype)]
+            ).array
+        if isinstance(column.dtype, pd.CategoricalDtype):
+            columns[name] = _used(columns[name])
+    found: pd.DataFrame = pd.DataFrame(columns)
+    return found
+
+
+def _used(column: Any) -> pd.Categorical:  # noqa: ANN401 - arrays of pandas
+    """Return a categorical of texts without the categories that it does not use."""
+    used, codes = np.unique(column.codes, return_inverse=True)
+    is_missing = len(used) > 0 and used[0] < 0
+    texts = pd.Index(column.categories.take(used[int(is_missing) :]), dtype="str")
+    return pd.Categorical.from_codes(codes - int(is_missing), texts)
 
 
 @once_per_trace
