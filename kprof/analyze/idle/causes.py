@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kprof.analyze.groupings import collapse_layers, longest_first, number_groups
 from kprof.analyze.intervals import Intervals, disjoint, length_in
-from kprof.trace import Trace, once_per_table
+from kprof.trace import Trace, once_per_table, once_per_tables
 
 LAUNCH_BOUND = "launch-bound"
 DATA_LOADING = "data loading"
@@ -165,6 +165,7 @@ def find_exposed_waits(trace: Trace) -> list[ExposedWait] | None:
     ]
 
 
+@once_per_tables("kernels")
 def collective_waits(trace: Trace) -> pd.DataFrame | None:
     """Return the collectives that several ranks took part in, and how long each waited in them.
 
@@ -172,7 +173,7 @@ def collective_waits(trace: Trace) -> pd.DataFrame | None:
     waited for the rest of its time, on any offset of the ranks' clocks. `exposed_ns` is the part in
     which nothing else ran on the device. None where one rank was recorded, or no numbers tell
     which collectives belong together. Columns: `row` in `kernels`, `rank`, `group`, `number`,
-    `collective`, `step`, `start_ns`, `waiting_ns`, `exposed_ns`.
+    `collective`, `step`, `start_ns`, `waiting_ns`, `exposed_ns`. Read only.
     """
     kernels = trace.kernels
     names = kernels["collective"].cat

@@ -551,12 +551,18 @@ def without_host_time(replay: Replay, trace: Trace, gone: np.ndarray) -> Replay:
 def spans_by_program(gone: np.ndarray, program: HostProgram, trace: Trace) -> dict[int, Intervals]:
     """Return when the ranges `gone` were open, by the program of their thread."""
     start, end, row = _spans_of(gone, trace)
-    of_range = program.of_ranges(trace, row)
-    mine = {one: of_range == one for one in np.flatnonzero(np.bincount(of_range + 1)[1:]).tolist()}
     return {
         one: disjoint(Intervals(start[chosen], end[chosen], row[chosen]))
-        for one, chosen in mine.items()
+        for one, chosen in _places_by(program.of_ranges(trace, row)).items()
     }
+
+
+def _places_by(number: np.ndarray) -> dict[int, np.ndarray]:
+    """Return the places of each number from 0 on, in their order."""
+    order = np.argsort(number, kind="stable")
+    ends = np.cumsum(np.bincount(number + 1))
+    parts = np.split(order, ends)[1:-1]
+    return {one: part for one, part in enumerate(parts) if len(part)}
 
 
 def without_host_spans(replay: Replay, gone: Mapping[int, Intervals]) -> Replay:
@@ -564,9 +570,9 @@ def without_host_spans(replay: Replay, gone: Mapping[int, Intervals]) -> Replay:
     edges, program = replay.edges, replay.program
     lag_ns, kept_ns = edges.lag_ns.copy(), edges.kept_ns.copy()
     host = np.flatnonzero(edges.kind == HOST)
-    of_edge = program.program[edges.target[host]]
+    places = _places_by(program.program[edges.target[host]])
     for one, union in gone.items():
-        at = host[of_edge == one]
+        at = host[places.get(one, host[:0])]
         source, target = edges.source[at], edges.target[at]
         since, until = program.time_ns[source], program.time_ns[target]
         before_ns = length_before(union, until)
