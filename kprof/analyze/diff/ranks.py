@@ -139,8 +139,10 @@ def _times(a: Side | None, b: Side | None) -> dict[Measure, Times]:
     for measure in MEASURES:
         in_a, in_b = (None if side is None else side[measure] for side in (a, b))
         fate: Fate | None = None
-        if a is None or b is None:
-            fate = "appeared" if a is None else "vanished"
+        if a is None:
+            fate = None if in_b is None else "appeared"
+        elif b is None:
+            fate = None if in_a is None else "vanished"
         elif in_a is not None and in_b is not None:
             is_near = abs(in_b - in_a) <= tolerance_ns
             fate = "same" if in_a == in_b else "unchanged" if is_near else "changed"

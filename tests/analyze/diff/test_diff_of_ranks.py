@@ -90,6 +90,19 @@ def test_ranks_of_one_run_alone_appear_or_vanish(late):
     assert {back[rank]["busy"].fate for rank in range(4, 8)} == {"vanished"}
 
 
+def test_lateness_that_is_unknown_of_a_rank_neither_appears_nor_vanishes():
+    two, one = (
+        trace_of(*({"rank": r, "kind": "gemm", "step": 0} for r in range(number)), num_ranks=number)
+        for number in (2, 1)
+    )
+    for found, fate in (
+        (compare_ranks(two, one), "vanished"),
+        (compare_ranks(one, two), "appeared"),
+    ):
+        (times,) = [row.times for row in found.ranks if row.rank == 1]
+        assert (times["busy"].fate, times["late"].fate) == (fate, None)
+
+
 def test_a_change_within_the_tolerance_is_unchanged():
     def run(duration):
         rows = [
