@@ -280,13 +280,8 @@ def test_checkpoints_autocast_and_inference_have_the_originals_results(cls):
     assert [one.dtype for one in found[1]] == [one.dtype for one in wanted[1]]
 
 
-@COMPILED
-@pytest.mark.parametrize(
-    ("cls", "is_dynamic"), [*((cls, False) for cls in FORMS), (Alone, True), (SinFirst, True)]
-)
-def test_compiled_it_is_one_graph_with_the_same_gradients(cls, is_dynamic):
+def assert_compiled_it_is_one_graph(model, given, *, is_dynamic):
     torch.compiler.reset()
-    model, given = made(cls)
     wanted = trained(model, given)
     with swapped(model, "rope") as swap:
         graph = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=is_dynamic)
@@ -294,3 +289,26 @@ def test_compiled_it_is_one_graph_with_the_same_gradients(cls, is_dynamic):
     torch.testing.assert_close([*found], [*wanted])
     assert [call.is_compiled for call in swap.sites[0].calls] == [True]
     assert swap.sites[0].calls[0].provider == "kprof"
+
+
+@COMPILED
+@pytest.mark.parametrize("cls", FORMS)
+def test_compiled_it_is_one_graph_with_the_same_gradients(cls):
+    assert_compiled_it_is_one_graph(*made(cls), is_dynamic=False)
+
+
+@COMPILED
+@pytest.mark.parametrize(("cls", "of_tokens"), [(Alone, [1]), (SinFirst, [1, 1, 1])])
+def test_compiled_for_any_number_of_tokens_it_is_one_graph(cls, of_tokens):
+    model, given = made(cls)
+    for one, dimension in zip(given, of_tokens, strict=False):
+        torch._dynamo.mark_dynamic(one, dimension)
+    assert_compiled_it_is_one_graph(model, given, is_dynamic=None)
+
+
+# Half a minute each: the compiler proves relations of all sizes.
+@pytest.mark.slow
+@COMPILED
+@pytest.mark.parametrize("cls", [Alone, SinFirst])
+def test_compiled_for_any_sizes_it_is_one_graph(cls):
+    assert_compiled_it_is_one_graph(*made(cls), is_dynamic=True)
