@@ -40,6 +40,9 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 # An interpreted step takes as long as there are weights.
+SMALLER = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
+# Columns, and heads for each of keys, that are no power of two.
+LARGER = {"hidden_size": 48, "intermediate_size": 40, "num_attention_heads": 3}
 TWO_LAYERS = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 1}
 ONE_LAYER = {**TWO_LAYERS, "num_hidden_layers": 1}
 IDS = torch.tensor([[0, 0, 0, 7, 3, 9, 21], [5, 30, 2, 8, 17, 11, 4]])
@@ -78,7 +81,7 @@ class Kept:
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        ("llama", {"attention_bias": True, "mlp_bias": True, "rope_parameters": LLAMA3}),
+        ("llama", {"attention_bias": True, "mlp_bias": True, "rope_parameters": LLAMA3, **LARGER}),
         ("llama", {"tie_word_embeddings": True, "hidden_act": "gelu"}),
         ("mistral", {"sliding_window": 4}),
         ("qwen2", {}),
@@ -88,7 +91,7 @@ class Kept:
     ],
 )
 def test_a_swapped_model_generates_the_same_tokens_behind_padding(kind, options):
-    model = made(kind, **options)
+    model = made(kind, **{**SMALLER, **options})
     wanted = model.generate(IDS, **GREEDY)
     with swapped(model, "decode") as swap:
         assert torch.equal(model.generate(IDS, **GREEDY), wanted)
