@@ -1,6 +1,7 @@
 """A step without late ranks, or with hidden communication, against simulations that have it so."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -30,14 +31,21 @@ def late():
     return opened(pattern_of("one", 8, 5))
 
 
+@cache
+def recorded(name):
+    """Return a pattern and its trace, which several laws ask about."""
+    pattern = pattern_of(name, 8, 7)
+    return pattern, opened(pattern)
+
+
 def step_ns(pattern):
     return find_lateness(opened(pattern)).unit_ns
 
 
 @pytest.mark.parametrize("name", ALWAYS_LATE)
 def test_the_step_without_late_ranks_is_that_of_a_run_without_them(name):
-    pattern = pattern_of(name, 8, 7)
-    found = answer(RANKS_IN_TIME, opened(pattern))
+    pattern, trace = recorded(name)
+    found = answer(RANKS_IN_TIME, trace)
     truth = step_ns(replace(pattern, late_ns=None, slow_group=None))
     assert found.predicted_step_ns == pytest.approx(truth, rel=0.03)
     assert found.shortest_step_ns <= truth <= found.longest_step_ns
@@ -45,8 +53,8 @@ def test_the_step_without_late_ranks_is_that_of_a_run_without_them(name):
 
 @pytest.mark.parametrize("name", ["one", "host", "stage", "rotating", "none", "skewed"])
 def test_no_step_with_hidden_communication_is_shorter_than_predicted(name, monkeypatch):
-    pattern = pattern_of(name, 8, 7)
-    found = answer(ALL_HIDDEN, opened(pattern))
+    pattern, trace = recorded(name)
+    found = answer(ALL_HIDDEN, trace)
     monkeypatch.setattr(rank_patterns, "TRANSFER_NS", 0)
     truth = step_ns(pattern)
     assert found.shortest_step_ns <= truth <= found.longest_step_ns
@@ -56,7 +64,7 @@ def test_no_step_with_hidden_communication_is_shorter_than_predicted(name, monke
 
 @pytest.mark.parametrize("name", rank_patterns.PATTERNS)
 def test_no_prediction_saves_more_than_the_exposed_communication_of_a_rank(name):
-    trace = opened(pattern_of(name, 8, 9))
+    _, trace = recorded(name)
     most_ns = max(one.exposed_communication_ns / one.num_steps for one in rank_totals(trace))
     for found in predict_across_ranks(trace):
         assert 0 <= found.step_ns - found.shortest_step_ns <= most_ns + 1
