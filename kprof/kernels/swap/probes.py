@@ -130,6 +130,66 @@ class Operators(TorchDispatchMode):
         return "it reads a tensor that the kernel does not take" if self.has_others else None
 
 
+class OrderedError(Exception):
+    """Code that orders a size, or makes a plain number of it."""
+
+
+class _Size(int):
+    """A size of a tensor: code may compute with it and compare it for equality, nothing else."""
+
+    def _refused(self, *others: object) -> Any:
+        raise OrderedError
+
+    __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __int__ = __float__ = _refused
+    __divmod__ = __rdivmod__ = __truediv__ = __rtruediv__ = __pow__ = __rpow__ = _refused
+    __abs__ = __invert__ = __trunc__ = __round__ = _refused
+
+    @staticmethod
+    def _computing(function: Callable[..., Any]) -> Any:
+        def compute(*sizes: Any) -> Any:
+            result = function(*sizes)
+            return result if result is NotImplemented else _Size(result)
+
+        return compute
+
+    for _name in ("add", "sub", "mul", "floordiv", "mod", "lshift", "rshift", "and", "or", "xor"):
+        for _side in ("__", "__r"):
+            locals()[f"{_side}{_name}__"] = _computing(getattr(int, f"{_side}{_name}__"))
+    __neg__, __pos__ = _computing(int.__neg__), _computing(int.__pos__)
+
+
+class _Sized(Tensor):
+    """A tensor whose sizes are `_Size`s. The number of its dimensions is a plain one."""
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Run a function of torch, and watch the sizes that it returns."""
+        if function is Tensor.__len__:
+            raise OrderedError
+        result = super().__torch_function__(function, types, args, kwargs or {})
+        if isinstance(result, torch.Size):
+            return torch.Size(map(_Size, result))
+        return _Size(result) if function in SIZES_OF else result
+
+
+# Functions that return a size, if they return an integer.
+SIZES_OF = {Tensor.size, Tensor.numel, Tensor.nelement, Tensor.stride, torch.numel}
+
+
+def orders_sizes(function: Callable[..., object], *given: Tensor) -> bool:
+    """Return whether a function compares sizes of these tensors by order, or uses them unseen.
+
+    Numbers of dimensions do not count: they are the same in every call of a kind.
+    """
+    try:
+        function(*(one.as_subclass(_Sized) for one in given))
+    except (OrderedError, *CANNOT):
+        return True
+    return False
+
+
 # Operators that cast, copy or rearrange tensors, or create constants.
 ARRANGING = frozenset(
     (

@@ -187,9 +187,12 @@ def reads_of_module(
     return scan.reads
 
 
-def reads_of_function(function: object) -> Reads | str:
-    """Return what a function reads besides its arguments, or why this is not known."""
-    scan = _Scan()
+def reads_of_function(function: object, *, may_compare: bool = False) -> Reads | str:
+    """Return what a function reads besides its arguments, or why this is not known.
+
+    `may_compare`: it may compare by order; its caller has to know that it compares no sizes.
+    """
+    scan = _Scan(may_compare=may_compare)
     try:
         scan.follow(function, getattr(function, "__name__", "it"))
     except UnclearError as why:
@@ -257,10 +260,17 @@ def _modules_of(
 class _Scan:
     """Follows code from function to function, and collects the values that it reads."""
 
-    def __init__(self, modules: Collection[Module] = (), *, is_for_effects: bool = False) -> None:
+    def __init__(
+        self,
+        modules: Collection[Module] = (),
+        *,
+        is_for_effects: bool = False,
+        may_compare: bool = False,
+    ) -> None:
         """Collect what is read; with `is_for_effects`, look for side effects only."""
         self.reads = Reads()
         self._is_for_effects = is_for_effects
+        self._may_compare = is_for_effects or may_compare
         self._modules = modules
         self._seen: set[int] = set()
 
@@ -357,7 +367,9 @@ class _Scan:
     def _follow_code(self, code: types.CodeType, names: dict[str, Any]) -> None:
         self.reads.names |= _names_loaded(code)
         for one in _codes_in(code):
-            _check_instructions(one, is_for_effects=self._is_for_effects)
+            _check_instructions(
+                one, is_for_effects=self._is_for_effects, may_compare=self._may_compare
+            )
             for path in paths_in(one):
                 self._follow_path(path, names)
 
@@ -532,10 +544,10 @@ def _names_loaded(code: types.CodeType) -> frozenset[str]:
     return frozenset(found)
 
 
-def _check_instructions(code: types.CodeType, *, is_for_effects: bool) -> None:
+def _check_instructions(code: types.CodeType, *, is_for_effects: bool, may_compare: bool) -> None:
     """Raise if code has side effects, or branches on sizes of tensors.
 
-    `is_for_effects`: branches, and writes to its own objects, are allowed.
+    `is_for_effects`: writes to its own objects are allowed. `may_compare`: branches are.
     """
     names = set(code.co_names)
     effects = sorted(names & OF_TENSORS)
@@ -545,7 +557,7 @@ def _check_instructions(code: types.CodeType, *, is_for_effects: bool) -> None:
     for why in forbidden:
         if not (is_for_effects and why == WRITES):
             raise UnclearError(why)
-    if not is_for_effects and is_ordering and names & SIZES:
+    if not may_compare and is_ordering and names & SIZES:
         raise UnclearError(COMPARES)
 
 

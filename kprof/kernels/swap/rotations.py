@@ -3,6 +3,7 @@
 Names of arguments tell which are angles: `cos` and `sin` in any order, or complex numbers. Random
 data tells the rest: whether tokens or heads come first, which columns are paired, and whether
 float32 is rounded once. It does so for each shape of angles apart; other calls run the original.
+Code may compare numbers of dimensions, as LitGPT and the first Llama do, and no sizes.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from kprof.kernels.swap.probes import (
     CANNOT,
     Operators,
     are_alike,
+    autocast_of,
     distance,
     have_same_gradients,
+    orders_sizes,
     probing,
 )
-from kprof.kernels.swap.reads import reads_of_function
+from kprof.kernels.swap.reads import COMPARES, reads_of_function
 from kprof.kernels.swap.translate import (
     LENGTHS,
     ROPE,
@@ -39,7 +42,8 @@ from kprof.kernels.swap.translate import (
     why_unlike_rotation,
 )
 
-COMPLEX = "freqs_cis"
+# Arguments that hold cosine and sine together.
+BOTH = ("freqs_cis", "freqs", "rope_cache")
 OPERATORS = ROTATING | {"repeat_interleave", "view_as_complex", "view_as_real"}
 # Of probes: batch, heads and columns.
 BATCH, HEADS, COLUMNS = 2, 3, 8
@@ -51,10 +55,15 @@ def _once(one: Tensor) -> Tensor:
     return one.unsqueeze(-1).expand(*one.shape, 2)
 
 
+def _twice(one: Tensor) -> Tensor:
+    return torch.cat((one, one), dim=-1)
+
+
 # How (B, S, W) angles are understood, as `rope` takes them.
 VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
     "halves": lambda one: one,
-    "half of the halves": lambda one: torch.cat((one, one), dim=-1),
+    "half of the halves": _twice,
+    "the first half, twice": lambda one: _twice(one[..., : one.shape[-1] // 2]),
     "pairs": lambda one: one.unflatten(-1, (-1, 2)),
     "one for each pair": _once,
     "the first half, one for each pair": lambda one: _once(one[..., : one.shape[-1] // 2]),
@@ -73,14 +82,17 @@ class Sort(NamedTuple):
     """W by the columns of a head."""
 
 
-class Form(NamedTuple):
+@dataclass(frozen=True)
+class Form:
     """How a function understands angles of a sort."""
 
     view: str
     is_wide: bool
     """Whether terms are not rounded, though angles are of the dtype of heads."""
-    takes_float32: bool
-    """Whether angles may be float32 beside heads in 16 bits."""
+    takes_float32: frozenset[bool]
+    """Whether angles may be float32 beside heads in 16 bits, without (False) and with autocast."""
+    from_pairs: bool = False
+    """Whether neighbours come out as halves (DeepSeek); angles are those of halves."""
 
 
 SORTS = tuple(
@@ -100,7 +112,7 @@ class Signature(NamedTuple):
     names: tuple[str, ...]
 
     @property
-    def is_complex(self) -> bool:
+    def are_together(self) -> bool:
         """Whether one argument has cosine and sine."""
         return self.cos == self.sin
 
@@ -118,8 +130,9 @@ def signature_of(function: Callable[..., Any]) -> Signature | None:
     """Return which arguments are heads and angles, by their names; None: it is no rotation."""
     parameters = list(inspect.signature(function).parameters.values())
     names = [one.name for one in parameters]
-    if COMPLEX in names:
-        cos = sin = names.index(COMPLEX)
+    together = [place for place, name in enumerate(names) if name in BOTH]
+    if together:
+        cos = sin = together[0]
     else:
         found = [[i for i, one in enumerate(names) if part in one] for part in ("cos", "sin")]
         if any(len(one) != 1 for one in found):
@@ -141,6 +154,8 @@ class Rotation:
     signature: Signature
     is_token_first: bool
     """Whether heads are (B, S, H, D), not (B, H, S, D)."""
+    is_complex: bool
+    """Whether cosine and sine are a complex number, not neighbours, where they are together."""
     forms: Mapping[Sort, Form]
 
     def arguments(self, *args: Any, **named: Any) -> Arguments | str | None:
@@ -154,10 +169,12 @@ class Rotation:
             return None
         if any(one.dim() != len(("B", "H", "S", "D")) for one in heads):
             return "heads of other dimensions"
-        if self.signature.is_complex:
-            if not cos.is_complex():
-                return "angles that are not complex"
-            cos, sin = torch.view_as_real(cos).unbind(-1)
+        if self.signature.are_together:
+            if cos.is_complex() != self.is_complex or not (
+                self.is_complex or cos.shape[-1:] == (2,)
+            ):
+                return "angles of another kind"
+            cos, sin = (torch.view_as_real(cos) if self.is_complex else cos).unbind(-1)
         return self._turning(heads, cos, sin)
 
     def _turning(self, heads: list[Tensor], cos: Tensor, sin: Tensor) -> Arguments | str:
@@ -169,12 +186,15 @@ class Rotation:
             return f"angles of {tuple(cos.shape)} for heads of {tuple(q.shape)}"
         if cos.dtype != q.dtype:
             is_cast = torch.is_autocast_enabled(q.device.type)
-            if cos.dtype != torch.float32 or not form.takes_float32 or is_cast:
+            if cos.dtype != torch.float32 or is_cast not in form.takes_float32:
                 return f"heads in {q.dtype}, angles in {cos.dtype}"
         angles = [one[: q.shape[2]][None] if one.dim() == 2 else one for one in (cos, sin)]
         if form.is_wide:
             angles = [one.float() for one in angles]
         cos, sin = (VIEWS[form.view](one) for one in angles)
+        if form.from_pairs:
+            heads = [one.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) for one in heads]
+            q = heads[0]
         # Detached: a gradient of no heads would be added to that of all.
         return q, heads[1] if len(heads) > 1 else q.detach()[:, :0], cos, sin
 
@@ -193,8 +213,9 @@ class Rotation:
             heads = [one.transpose(1, 2).contiguous() for one in heads]
         lead = (1 if sort.is_shared else BATCH,) if sort.dims > len(("S", "W")) else ()
         shape = (*lead, length + ROOM * sort.has_room, int(sort.width * COLUMNS))
-        if self.signature.is_complex:
-            return *heads, torch.view_as_complex(draw(*shape, 2))
+        if self.signature.are_together:
+            both = draw(*shape, 2)
+            return *heads, torch.view_as_complex(both) if self.is_complex else both.to(dtype)
         cos, sin = draw(*shape).to(dtype), draw(*shape).to(dtype)
         is_sin_first = self.signature.sin < self.signature.cos
         return *heads, *((sin, cos) if is_sin_first else (cos, sin))
@@ -214,9 +235,10 @@ def rotation_of(function: Callable[..., Any]) -> Translation | None:
     Its code is analysed before it runs.
     """
     signature = signature_of(function)
-    if signature is None or isinstance(reads_of_function(function), str):
+    if signature is None or isinstance(reads_of_function(function, may_compare=True), str):
         return None
-    if signature.names == ROTATED and _is_usual(function):
+    compares = isinstance(reads_of_function(function), str)
+    if signature.names == ROTATED and not compares and _is_usual(function):
         return None
     with probing(torch.device("cpu")):
         found = next(_recognised(function, signature), None)
@@ -225,9 +247,10 @@ def rotation_of(function: Callable[..., Any]) -> Translation | None:
 
 def why_unknown(function: Callable[..., Any]) -> str:
     """Return why a function whose name says that it rotates is not known."""
-    if signature_of(function) is None:
+    signature = signature_of(function)
+    if signature is None:
         return why_unlike_rotation(function) or "it is not known"
-    reads = reads_of_function(function)
+    reads = reads_of_function(function, may_compare=True)
     return reads if isinstance(reads, str) else "it computes something else"
 
 
@@ -259,42 +282,51 @@ def _draw(*shape: int) -> Tensor:
 
 def _recognised(function: Callable[..., Any], signature: Signature) -> Iterator[Rotation]:
     """Yield how a function understands its arguments, if some agree."""
-    sorts = [one for one in SORTS if not signature.is_complex or one.width < 1]
-    for is_token_first in (False, True):
+    sorts = [one for one in SORTS if not signature.are_together or one.width < 1]
+    kinds = (True, False) if signature.are_together else (False,)
+    for is_token_first, is_complex in product((False, True), kinds):
         found = {}
         for sort in sorts:
-            form = _form_of(function, Rotation(signature, is_token_first, {}), sort)
+            form = _form_of(function, Rotation(signature, is_token_first, is_complex, {}), sort)
             if form is not None:
                 found[sort] = form
         if found:
-            yield Rotation(signature, is_token_first, found)
+            yield Rotation(signature, is_token_first, is_complex, found)
 
 
 def _form_of(function: Callable[..., Any], empty: Rotation, sort: Sort) -> Form | None:
     """Return how a function understands angles of a sort; None: in another way."""
 
-    def apart(form: Form, dtype: torch.dtype, angles: torch.dtype | None = None) -> float:
+    def apart(
+        form: Form, dtype: torch.dtype, *, is_mixed: bool = False, casts: bool = False
+    ) -> float:
         one = replace(empty, forms={sort: form})
         given = list(one.drawn(sort, _draw, dtype))
-        if angles is not None:
+        if is_mixed and not empty.is_complex:
             num_heads = empty.signature.num_heads
-            given[num_heads:] = [angle.to(angles) / 3 for angle in given[num_heads:]]
+            given[num_heads:] = [angle.float() / 3 for angle in given[num_heads:]]
         try:
-            new, old = _replaced(one, given), function(*given)
+            with autocast_of(torch.device("cpu"), dtype if casts else None):
+                new, old = _replaced(one, given), function(*given)
         except CANNOT:
             return math.inf
         return distance(new, old) if are_alike(new, old) else math.inf
 
-    for view in VIEWS:
-        if apart(Form(view, False, False), torch.float32) == math.inf:
+    either = frozenset((False, True))
+    for view, from_pairs in product(VIEWS, (False, True)):
+        known = Form(view, False, either, from_pairs)
+        if apart(known, torch.float32) == math.inf:
             continue
-        mixed = Form(view, False, True)
-        if empty.signature.is_complex:
-            return mixed
-        forms = [Form(view, is_wide, False) for is_wide in (False, True)]
-        errors = [apart(one, torch.bfloat16) for one in forms]
-        takes_float32 = apart(mixed, torch.bfloat16, torch.float32) < math.inf
-        return Form(view, errors[1] < errors[0], takes_float32)
+        taken = (
+            casts
+            for casts in either
+            if apart(known, torch.bfloat16, is_mixed=True, casts=casts) < math.inf
+        )
+        known = replace(known, takes_float32=frozenset(taken))
+        if empty.is_complex:
+            return known
+        wide = replace(known, is_wide=True)
+        return wide if apart(wide, torch.bfloat16) < apart(known, torch.bfloat16) else known
     return None
 
 
@@ -329,6 +361,8 @@ def _why_not(one: Rotation, function: Callable[..., Any]) -> str | None:
     """Return why a function is no rotation: results, gradients, operators or side effects."""
     for sort, length in product(one.forms, LENGTHS):
         given = one.drawn(sort, _draw, torch.float32, length)
+        if orders_sizes(function, *given):
+            return COMPARES
         versions = [tensor._version for tensor in given]
         with Operators(*given) as operators:
             original = function(*given)

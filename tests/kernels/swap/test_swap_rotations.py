@@ -56,6 +56,44 @@ def rope_complex(xq, xk, freqs_cis):
     return q.type_as(xq), k.type_as(xk)
 
 
+def rope_by_dimensions(x, cos, sin):
+    """Compares numbers of dimensions, as LitGPT does."""
+    missing = x.dim() - cos.dim()
+    if missing > 0:
+        shape = cos.shape[:1] + (1,) * missing + cos.shape[1:]
+        cos, sin = cos.view(*shape), sin.view(*shape)
+    return (x * cos + turned(x) * sin).to(x.dtype)
+
+
+def rope_checking(xq, xk, freqs_cis):
+    """Checks a number of dimensions by an order, as the first Llama does."""
+    num_dims = xq.ndim
+    if not 0 <= 1 < num_dims:
+        raise ValueError(num_dims)
+    kept = [size if i in (1, num_dims - 1) else 1 for i, size in enumerate(xq.shape)]
+    return rope_complex(xq, xk, freqs_cis.view(kept[1], -1))
+
+
+def rope_neighbours(x, freqs_cis):
+    """Cosine and sine are neighbours, as in gpt-fast, and float32 beside 16 bits."""
+    pairs = x.float().unflatten(-1, (-1, 2))
+    cos, sin = freqs_cis.float()[None, :, None].unbind(-1)
+    real, other = pairs[..., 0] * cos - pairs[..., 1] * sin, pairs[..., 1] * cos
+    return torch.stack((real, other + pairs[..., 0] * sin), dim=-1).flatten(3).type_as(x)
+
+
+def rope_from_pairs(q, k, cos, sin):
+    """Neighbours come out as halves, as in DeepSeek."""
+    half = cos.shape[-1] // 2
+    cos, sin = cos[:, None, :, :half], sin[:, None, :, :half]
+
+    def turn(x):
+        first, second = x[..., ::2], x[..., 1::2]
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+    return turn(q), turn(k)
+
+
 def rope_backwards(x, cos, sin):
     return rope_alone(x, cos, -sin)
 
@@ -76,6 +114,23 @@ def rope_comparing(x, cos, sin):
     return rope_alone(x, cos, sin) if x.shape[2] > 0 else x
 
 
+def rope_of_many(x, cos, sin):
+    return rope_alone(x, cos, sin) if len(x) > 0 and x.dim() > 2 else x
+
+
+def rope_of_least(x, cos, sin):
+    least = min(x.shape[2], 2_000)
+    return rope_alone(x, cos, sin)[:, :, :least]
+
+
+def rope_of_number(x, cos, sin):
+    return rope_alone(x, cos, sin) if int(x.size(2)) < 2_000 else x
+
+
+def rope_of_tokens(x, cos, sin):
+    return rope_alone(x, cos, sin) if x.shape[2] * 2 - 1 < 4_000 else x
+
+
 def rope_in_place(x, cos, sin):
     x.copy_(rope_alone(x, cos, sin))
     return x * 1
@@ -91,6 +146,10 @@ def halves(*lead):
 
 def complex_numbers():
     return (torch.view_as_complex(torch.randn(TOKENS, COLUMNS // 2, 2)),)
+
+
+def neighbours():
+    return (torch.randn(TOKENS, COLUMNS // 2, 2),)
 
 
 class Attention(nn.Module):
@@ -147,6 +206,36 @@ class Complex(Attention):
         return q + k
 
 
+class ByDimensions(Attention):
+    angles = staticmethod(full(1, TOKENS))
+
+    def forward(self, x, *angles):
+        q, k = self.heads(x)
+        return rope_by_dimensions(q, *angles) + rope_by_dimensions(k, *angles)
+
+
+class Checking(Complex):
+    def forward(self, x, *angles):
+        q, k = rope_checking(*self.heads(x), *angles)
+        return q + k
+
+
+class Neighbours(Attention):
+    angles, is_token_first = staticmethod(neighbours), True
+
+    def forward(self, x, *angles):
+        q, k = self.heads(x)
+        return rope_neighbours(q, *angles) + rope_neighbours(k, *angles)
+
+
+class FromPairs(Attention):
+    angles = staticmethod(full(1, TOKENS))
+
+    def forward(self, x, *angles):
+        q, k = rope_from_pairs(*self.heads(x), *angles)
+        return q + k
+
+
 class Backwards(Alone):
     def forward(self, x, *angles):
         return rope_backwards(self.heads(x)[0], *angles)
@@ -172,12 +261,32 @@ class Comparing(Alone):
         return rope_comparing(self.heads(x)[0], *angles)
 
 
+class OfMany(Alone):
+    def forward(self, x, *angles):
+        return rope_of_many(self.heads(x)[0], *angles)
+
+
+class OfLeast(Alone):
+    def forward(self, x, *angles):
+        return rope_of_least(self.heads(x)[0], *angles)
+
+
+class OfNumber(Alone):
+    def forward(self, x, *angles):
+        return rope_of_number(self.heads(x)[0], *angles)
+
+
+class OfTokens(Alone):
+    def forward(self, x, *angles):
+        return rope_of_tokens(self.heads(x)[0], *angles)
+
+
 class InPlace(Alone):
     def forward(self, x, *angles):
         return rope_in_place(self.heads(x)[0], *angles)
 
 
-FORMS = (Alone, Pairs, Wide, SinFirst, Complex)
+FORMS = (Alone, Pairs, Wide, SinFirst, Complex, ByDimensions, Checking, Neighbours, FromPairs)
 
 
 def made(cls, dtype=torch.float32):
@@ -251,11 +360,50 @@ def test_a_function_that_does_something_else_is_left_alone(cls):
     assert not swap.replaced
 
 
-def test_a_rotation_that_compares_sizes_has_this_as_its_reason():
-    model, _ = made(Comparing)
+@pytest.mark.parametrize("cls", [Comparing, OfMany, OfLeast, OfNumber, OfTokens])
+def test_a_rotation_that_compares_sizes_has_this_as_its_reason(cls):
+    model, _ = made(cls)
     with swapped(model, "rope") as swap:
         pass
-    assert [site.skipped for site in swap.skipped] == [f"rope_comparing: {COMPARES}"]
+    assert [site.skipped.partition(": ")[2] for site in swap.skipped] == [COMPARES]
+
+
+@pytest.mark.parametrize("cls", [ByDimensions, Neighbours, Wide])
+def test_angles_in_float32_are_taken_under_autocast_where_the_original_rounds_once(cls):
+    model, given = made(cls)
+
+    def cast(*given):
+        with torch.autocast("cpu", torch.float16):
+            return model(*given)
+
+    wanted = trained(model, given, cast)
+    with swapped(model, "rope") as swap:
+        found = trained(model, given, cast)
+    assert swap.sites[0].num_fallen_back == 0
+    assert torch.equal(found[0], wanted[0])
+    torch.testing.assert_close(found[1:], wanted[1:], rtol=0.05, atol=0.05)
+
+
+def test_a_deepseek_is_rotated_with_the_same_loss_and_gradients():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 64, "n_routed_experts": 4}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2, "q_lora_rank": 16}
+    sizes |= {"kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16}
+    config = transformers.DeepseekV3Config(**sizes, intermediate_size=64, rope_interleave=True)
+    torch.manual_seed(0)
+    model, ids = transformers.DeepseekV3ForCausalLM(config), torch.arange(20).view(2, 10)
+    wanted = model(ids, labels=ids).loss
+    wanted.backward()
+    gradients = [one.grad.clone() for one in model.parameters() if one.grad is not None]
+    model.zero_grad()
+    with swapped(model, "rope") as swap:
+        found = model(ids, labels=ids).loss
+        found.backward()
+    assert sum(site.num_replaced for site in swap.sites) == 1
+    assert sum(site.num_fallen_back for site in swap.sites) == 0
+    torch.testing.assert_close(found, wanted)
+    again = [one.grad for one in model.parameters() if one.grad is not None]
+    torch.testing.assert_close(again, gradients)
 
 
 @pytest.mark.parametrize("cls", FORMS)

@@ -437,7 +437,10 @@ def _known_calls(forward: Callable[..., Any], request: Request) -> dict[Path, Kn
         if translations:
             is_own = any(one.kernel == ROPE for one in translations)
             known[path] = Known(
-                function, translations, reads_of_function(function) if is_own else None
+                function,
+                translations,
+                # How it compares was looked at where it was recognised.
+                reads_of_function(function, may_compare=True) if is_own else None,
             )
     return known
 
