@@ -18,13 +18,12 @@ from tests.kernels.swap.reasons import (
     ANOTHER_LOSS,
     CHANGES_LOGITS,
     HEAD_HOOKS,
-    NOT_CAUSAL_LOSS,
+    NO_KNOWN_LOSS,
     RUNS_ADD,
     UNUSED_LOSS,
 )
 
 V, H = 13, 8
-NO_LOSS = "it is not the loss of a causal language model"
 TOKENS = torch.arange(10).reshape(2, 5)
 LABELS = torch.tensor([[1, 2, -100, 4, 5], [6, 7, 8, -100, 10]])
 
@@ -123,13 +122,59 @@ def test_a_loss_is_counted_once_where_torchs_is_replaced_too(dtype, replaced):
     assert (own.num_replaced, own.num_fallen_back) == (replaced, 1 - replaced)
 
 
-def test_a_loss_that_is_not_a_causal_one_is_left_alone():
-    class Other(CausalLM):
-        loss = staticmethod(unshifted_loss)
+class Masked(CausalLM):
+    """The label of a position is its own token."""
 
-    with swapped(Other(), "cross_entropy=eager", "linear_cross_entropy=eager") as swap:
+    loss = staticmethod(unshifted_loss)
+
+
+class Smoothed(CausalLM):
+    """Spreads a share of each label over the vocabulary."""
+
+    @staticmethod
+    def loss(logits, labels, vocab_size, **_):
+        rows = logits.float().view(-1, vocab_size)
+        return functional.cross_entropy(rows, labels.view(-1), label_smoothing=0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kernel", ["cross_entropy", "linear_cross_entropy"])
+def test_a_masked_models_loss_and_its_gradients_are_what_they_were(kernel, dtype):
+    torch.manual_seed(0)
+    model = Masked().to(dtype).train()
+    wanted = trained(model)
+    with swapped(model, f"{kernel}=eager") as swap:
+        found = trained(model)
+    assert [(one.num_replaced, one.num_fallen_back) for one in swap.sites] == [(1, 0)]
+    rounding = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {}
+    torch.testing.assert_close(found, wanted, **rounding)
+
+
+def test_a_modernbert_is_trained_to_guess_masked_tokens_with_the_same_gradients():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 2, "vocab_size": 32, "pad_token_id": 0}
+    torch.manual_seed(0)
+    model = transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(**sizes))
+    tokens = torch.arange(12).view(2, 6) + 1
+    labels = tokens.masked_fill(tokens % 3 > 0, -100)
+
+    def found():
+        model.zero_grad()
+        output = model(tokens, labels=labels)
+        output.loss.backward()
+        return output.loss.detach(), output.logits.detach(), model.decoder.weight.grad.clone()
+
+    wanted = found()
+    with swapped(model, "cross_entropy=eager") as swap:
+        torch.testing.assert_close(found(), wanted)
+    assert [(one.num_replaced, one.num_fallen_back) for one in swap.sites] == [(1, 0)]
+
+
+def test_a_loss_of_labels_that_are_spread_is_left_alone():
+    with swapped(Smoothed(), "cross_entropy=eager", "linear_cross_entropy=eager") as swap:
         pass
-    assert [site.skipped for site in swap.sites] == 2 * [NOT_CAUSAL_LOSS]
+    assert [site.skipped for site in swap.sites] == 2 * [NO_KNOWN_LOSS]
 
 
 def test_a_step_of_training_makes_no_logits():
@@ -451,13 +496,13 @@ def test_calls_with_options_that_a_loss_does_not_share_run_it(kernel, function, 
     ("function", "why"),
     [
         (with_penalty, RUNS_ADD),
-        (masking_a_token, NOT_CAUSAL_LOSS),
-        (masking_what_is_rare, NOT_CAUSAL_LOSS),
+        (masking_a_token, NO_KNOWN_LOSS),
+        (masking_what_is_rare, NO_KNOWN_LOSS),
         (weighted, "CLASS_WEIGHTS, a tensor"),
-        (capped, NOT_CAUSAL_LOSS),
+        (capped, NO_KNOWN_LOSS),
         (doubled_where_long, COMPARES),
         (detached, RUNS_ADD),
-        (functools.partial(with_smoothing, label_smoothing=0.1), NO_LOSS),
+        (functools.partial(with_smoothing, label_smoothing=0.1), NO_KNOWN_LOSS),
     ],
 )
 def test_a_loss_that_does_more_is_left_alone_with_the_reason(function, why):

@@ -38,7 +38,6 @@ from kprof.kernels.swap.sites.losses import (
     OTHER_SIZE,
     Known,
     Loss,
-    arguments_of,
     divided,
     known_loss,
     loss_of,
@@ -306,7 +305,7 @@ class _Fused:
         if why or others:
             self._dispatcher.leave_out(why or "it is called with more arguments by position")
         else:
-            rows, targets, *options = arguments_of(hidden, labels, opt)
+            rows, targets, *options = self._known.arguments_of(hidden, labels, opt)
             options += () if shape is None or shape == PLAIN else shape
             arguments = (rows, head.weight, targets, head.bias, *options)
             function = self._decide(arguments)

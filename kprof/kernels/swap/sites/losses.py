@@ -51,11 +51,16 @@ OPERATORS = ARRANGING | {"_log_softmax", "constant_pad_nd", "div", "mean", "mul"
 OPERATORS |= {"nll_loss2d_forward", "nll_loss_forward"}
 
 
+Arguments = tuple[Any, ...]
+
+
 @dataclass(frozen=True)
 class Known:
-    """A recognised loss of a causal language model."""
+    """A recognised loss of a language model."""
 
     settings: frozenset[Setting]
+    is_shifted: bool
+    """Whether the label of a position is the next token, not its own (a masked one)."""
     options: frozenset[str]
     """Arguments with the same meaning as in Hugging Face's own loss."""
     reads: Reads
@@ -73,9 +78,13 @@ class Known:
             return "its logits and labels have other dimensions"
         return ""
 
+    def arguments_of(self, rows: Tensor, labels: Tensor, options: dict[str, Any]) -> Arguments:
+        """Return the kernel's arguments of a call, for logits or for the input of the head."""
+        return arguments_of(rows, labels, options, is_shifted=self.is_shifted)
+
 
 class Loss:
-    """The loss of a causal language model, without a copy of the logits.
+    """The loss of a language model, without a copy of the logits.
 
     A copied or pickled model gets the original instead.
     """
@@ -103,7 +112,7 @@ class Loss:
                     self._dispatcher.leave_out(why)
                     original = self._guarded
             else:
-                arguments = arguments_of(logits, labels, options)
+                arguments = self._known.arguments_of(logits, labels, options)
                 if is_compiling():
                     function = self._trace(*arguments)
                 else:
@@ -152,10 +161,15 @@ def targets_of(labels: Tensor, shift_labels: Tensor | None, ignore_index: int) -
     return shift_labels.reshape(-1)
 
 
-def arguments_of(rows: Tensor, labels: Tensor, options: dict[str, Any]) -> tuple[Any, ...]:
+def arguments_of(
+    rows: Tensor, labels: Tensor, options: dict[str, Any], *, is_shifted: bool
+) -> Arguments:
     """Return the kernel's arguments, for logits or for the input of the head."""
     ignore_index = options.get("ignore_index", IGNORE_INDEX)
-    targets = targets_of(labels, options.get("shift_labels"), ignore_index).to(rows.device)
+    targets = labels.reshape(-1)
+    if is_shifted:
+        targets = targets_of(labels, options.get("shift_labels"), ignore_index)
+    targets = targets.to(rows.device)
     reduction = "mean" if options.get("num_items_in_batch") is None else "sum"
     return rows.reshape(-1, rows.shape[-1]), targets, ignore_index, 0.0, reduction
 
@@ -247,28 +261,29 @@ def loss_of(module: Module) -> Callable[..., Any] | None:
 
 
 def known_loss(function: Callable[..., Any]) -> Known | str:
-    """Recognise a loss; a sentence says why it is not that of a causal model."""
+    """Recognise a loss; a sentence says why it is neither a causal model's nor a masked one's."""
     reads = reads_of_function(function)
     if isinstance(reads, str):
         return reads
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    probe = _Probe(function, device)
     with probing(device):
-        settings = settings_where(lambda setting: probe.agrees(setting, {}))
-        if (torch.float32, None) not in settings:
-            return "it is not the loss of a causal language model"
-        why = probe.why_not()
-        if why is not None:
-            return why
-        options = frozenset(name for name in OPTIONS if probe.takes(name, settings))
-    return Known(settings, options, reads)
+        for is_shifted in (True, False):
+            probe = _Probe(function, device, is_shifted)
+            settings = settings_where(functools.partial(probe.agrees, options={}))
+            if (torch.float32, None) in settings:
+                why = probe.why_not()
+                options = frozenset(name for name in OPTIONS if probe.takes(name, settings))
+                return Known(settings, is_shifted, options, reads) if why is None else why
+    return "it is not the loss of a causal language model, nor of a masked one"
 
 
 class _Probe:
     """Runs a loss and the kernel's reference on the same logits and labels."""
 
-    def __init__(self, function: Callable[..., Any], device: torch.device) -> None:
-        self._function, self._device = function, device
+    def __init__(
+        self, function: Callable[..., Any], device: torch.device, is_shifted: bool
+    ) -> None:
+        self._function, self._device, self._is_shifted = function, device, is_shifted
         self._reference = kernel_named(CROSS_ENTROPY).reference
 
     def _drawn(self, lead: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -292,11 +307,13 @@ class _Probe:
         return True
 
     def _replaced(self, logits: Tensor, labels: Tensor, options: dict[str, Any]) -> Any:
-        arguments = arguments_of(logits, labels, options)
+        arguments = arguments_of(logits, labels, options, is_shifted=self._is_shifted)
         return divided(self._reference(*arguments), options.get("num_items_in_batch"))
 
     def takes(self, name: str, settings: frozenset[Setting]) -> bool:
         """Return whether this option has the meaning of Hugging Face's loss."""
+        if name == "shift_labels" and not self._is_shifted:
+            return False
         labels = self._drawn((2, 5))[1]
         values: dict[str, list[Any]] = {
             "num_items_in_batch": [9, torch.tensor(7, device=self._device)],
