@@ -21,7 +21,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -53,6 +53,7 @@ from kprof.kernels.swap.swap_report import (
     FIRST_LOOK,
     GATE_PASSED,
     GATE_UNFINISHED,
+    NEEDS_GPU,
     PLAN,
     Checked,
     Choice,
@@ -562,6 +563,13 @@ def _nothing_chosen(choice: Choice, folder: Path) -> NothingPaysError:
             fix=fix + "kprof kernels check says more of a kernel",
         )
     num_untimed = sum(1 for one in choice.tried if one.ratio is None and not one.why)
+    num_waiting = _num_without_gpu(choice.tried)
+    if not num_untimed and num_waiting:
+        return NothingPaysError(
+            f"no kernel makes this workload faster here, and {counted(num_waiting, 'kernel')} "
+            "with calls in it could not run: its tensors are not on a GPU",
+            fix="run it on a GPU; " + fix.removesuffix("; "),
+        )
     if not num_untimed:
         fix += "kprof run shows what limits it"
         return NothingPaysError("no kernel makes this workload faster", fix=fix)
@@ -572,10 +580,22 @@ def _nothing_chosen(choice: Choice, folder: Path) -> NothingPaysError:
     )
 
 
+def _num_without_gpu(tried: Iterable[Tried]) -> int:
+    """Return how many kernels have calls in a workload whose tensors are not on a GPU."""
+    return len({kernel_of(one.name) for one in tried if one.why == NEEDS_GPU})
+
+
 def _nothing_timed(
     options: AbOptions, trial: Trial, found: dict[str, Tried], *, has_time: bool
 ) -> KprofError:
     name = options.words[0]
+    num_waiting = _num_without_gpu(found.values())
+    if all(one.why for one in found.values()) and num_waiting:
+        return KprofError(
+            f"{counted(num_waiting, 'kernel')} with calls in {name} could not run: its tensors are "
+            "not on a GPU",
+            fix="run it on a GPU; kprof run shows what limits it here",
+        )
     if all(one.why for one in found.values()):
         return KprofError(
             f"no kernel has a call in {name}",

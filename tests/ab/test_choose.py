@@ -22,6 +22,7 @@ from kprof.kernels.swap.swap_report import (
     CHOICE,
     GATE_PASSED,
     GATE_UNFINISHED,
+    NEEDS_GPU,
     CallSort,
     Checked,
     Choice,
@@ -210,8 +211,8 @@ class Process:
         return trial_of("A", windows)
 
 
-def write(log, name, *events):
-    left = {"num_calls": 0, "num_compiled": 0, "why": "no call"}
+def write(log, name, *events, why="no call"):
+    left = {"num_calls": 0, "num_compiled": 0, "why": why}
     with log.open("a") as file:
         for event in events:
             file.write(json.dumps({"event": event, "name": name, "time_ns": 0, **left}) + "\n")
@@ -404,13 +405,13 @@ def test_where_nothing_pays_the_reasons_are_kept(monkeypatch, tmp_path):
     assert str(tmp_path / "choice.json") in error.value.fix
 
 
-def ends_after(num_steps_of, *, drops=()):
+def ends_after(num_steps_of, *, drops=(), why="no call"):
     """Return a stand-in for a workload that ends by itself after so many windows."""
 
     def run(variant, schedule, folder, *, is_enough, why_to_end):
         log = Path(schedule.patch_arguments[1])
         for name in drops:
-            write(log, name, "enter", "drop")
+            write(log, name, "enter", "drop", why=why)
         windows = [window("AB"[n % 2], n, 100.0) for n in range(num_steps_of)]
         run.is_enough = is_enough(windows)
         return trial_of("A", windows)
@@ -434,6 +435,14 @@ def test_no_kernel_has_a_call_only_where_each_was_tried(monkeypatch, tmp_path, d
     # The choice goes on for the ones that were not tried yet.
     assert process.is_enough is says_no_call
     assert ("kernels list" in error.value.fix) is says_no_call
+
+
+def test_a_workload_without_a_gpu_is_told_to_run_on_one(monkeypatch, tmp_path):
+    drops = ("rope,adamw", "rope=kprof", "adamw=kprof")
+    with pytest.raises(KprofError) as error:
+        chosen(monkeypatch, tmp_path, ends_after(3, drops=drops, why=NEEDS_GPU))
+    assert NEEDS_GPU in error.value.problem
+    assert "run it on a GPU" in error.value.fix
 
 
 def test_steps_that_are_too_long_for_a_choice_are_not_called_too_few(monkeypatch, tmp_path):

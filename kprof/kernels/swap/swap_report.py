@@ -18,6 +18,8 @@ from kprof.errors import KprofError
 # Name of the file in the folder of a run or a comparison.
 SWAP_REPORT = "swap.json"
 # In the place of kernels: those that make the workload faster.
+# Why a call runs the original where a kernel would take it on a GPU.
+NEEDS_GPU = "its tensors are not on a GPU"
 AUTO = "auto"
 # Name of the file with what `--swap auto` tried.
 CHOICE = "choice.json"
