@@ -12,7 +12,6 @@ pytestmark = pytest.mark.slow
 
 from kprof.collect.recorder.kprof_recorder import capture  # noqa: E402
 from kprof.collect.recorder.kprof_recorder.capture import Capture  # noqa: E402
-from kprof.collect.recorder.kprof_recorder.named_ranges import TorchRange  # noqa: E402
 from kprof.collect.recorder.kprof_recorder.quiet import Quiet  # noqa: E402
 from kprof.collect.recorder.kprof_recorder.ranks import rank, world_size  # noqa: E402
 from kprof.collect.recorder.kprof_recorder.settings import Settings  # noqa: E402
@@ -147,23 +146,6 @@ def test_threads_begin_the_work_where_the_trace_is_the_main_threads_alone(tmp_pa
     assert capfd.readouterr().err == ""
     assert run.description["problems"] == []
     assert run.recorded_steps() == [5, 6, 7]
-
-
-def ended_after(change, capture):
-    """Return how many more ranges are left open when one ends after `change`."""
-    num_before = len(TorchRange.left_open)
-    with TorchRange("around"):
-        change()
-    capture.cancel()
-    return len(TorchRange.left_open) - num_before
-
-
-def test_a_range_is_not_ended_in_another_trace_than_it_began_in(tmp_path):
-    first, second = (Capture(Settings(tmp_path)) for _ in range(2))
-    assert ended_after(first.start, first) == 1
-    second.start()
-    assert ended_after(second.stop, second) == 1
-    assert ended_after(lambda: None, second) == 0
 
 
 class Profile:

@@ -16,7 +16,8 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, ClassVar
 
 import torch
 from torch.autograd import profiler as autograd_profiler
@@ -260,6 +261,7 @@ class Capture:
             ) from error
         finally:
             TorchRange.num_changes += 1
+            Unended.note(is_last=is_last)
 
     def _switch_off(self) -> None:
         """Switch off what could not be stopped: left on, it crashes the interpreter at its end."""
@@ -349,12 +351,55 @@ def has_stopped_early() -> bool:
     return bool(getattr(torch.autograd, "_is_kineto_stopped", bool)())
 
 
+class Unended:
+    """The operators in which a capture has ended and that are still under way, in any thread.
+
+    They call Python: an autograd function's forward, a hook of the backward pass. Where one ends,
+    torch writes to the trace in which it began, which is gone, as soon as there is another trace.
+    """
+
+    callers = frozenset(
+        function.__code__
+        for function in (
+            torch.autograd.Function.apply,
+            getattr(torch.autograd.graph, "_engine_run_backward", torch.autograd.backward),
+            torch._ops.OpOverload.__call__,
+            torch._ops.OpOverloadPacket.__call__,
+        )
+    )
+    """What calls such operators."""
+    frames: ClassVar[list[FrameType]] = []
+
+    @classmethod
+    def note(cls, *, is_last: bool) -> None:
+        """Note those that are under way, because a capture has ended; none after the last."""
+        cls.frames = [f for f in _frames() if f.f_code in cls.callers and not is_last]
+
+    @classmethod
+    def exist(cls) -> bool:
+        """Whether one of them is still under way."""
+        # Others are let go: they hold what the workload has passed on.
+        under_way = set(_frames()) if cls.frames else ()
+        cls.frames = [frame for frame in cls.frames if frame in under_way]
+        return bool(cls.frames)
+
+
+def _frames() -> Iterator[FrameType]:
+    """Yield the frames of all threads."""
+    for newest in sys._current_frames().values():
+        frame: FrameType | None = newest
+        while frame is not None:
+            yield frame
+            frame = frame.f_back
+
+
 def can_start() -> bool:
     """Whether the profiler is free, the GPU may be synchronized, and files may be opened.
 
-    The trace must also outlive this thread.
+    The trace must also outlive this thread, and no end of an operator may reach one that is gone.
     """
     is_free = not Others.is_active and not is_capturing_a_graph() and _can_open_files()
+    is_free = is_free and not Unended.exist()
     return is_free and (is_main_thread() or hears_all_threads())
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch.autograd.profiler import record_function
 from torch.compiler import is_compiling
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -21,7 +22,15 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from .compiler import get_compiler, is_plain, replace, subclasses
 from .memory import history
-from .named_ranges import PHASE, Known, Range, close_range, open_range
+from .named_ranges import (
+    PHASE,
+    Known,
+    Range,
+    close_range,
+    leaving_open,
+    noting_changes,
+    open_range,
+)
 from .native import get_ident
 from .recorder import Listener
 from .step_counter import REPLAY, Source
@@ -129,6 +138,8 @@ class Hooks:
 
     def install(self) -> None:
         """Replace what must be replaced in torch."""
+        replace(record_function, "__enter__", noting_changes)
+        replace(record_function, "__exit__", leaving_open)
         replace(Module, "__call__", self.around_module_call)
         replace(torch.autograd, "backward", self.around_backward)
         replace(torch.autograd, "grad", self.around_backward)

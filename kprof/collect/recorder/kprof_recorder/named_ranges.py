@@ -108,6 +108,31 @@ def _close_in_torch(opened: tuple[Any, int]) -> None:
         TorchRange.left_open.append(function)
 
 
+def noting_changes(enter: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return the `__enter__` of `record_function` that remembers in which trace it is opened."""
+
+    def enter_and_note(self: Any) -> Any:  # noqa: ANN401 - torch's own is not typed
+        self.kprof_changes = TorchRange.num_changes
+        return enter(self)
+
+    return enter_and_note
+
+
+def leaving_open(leave: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the `__exit__` of `record_function` that obeys the rule of `TorchRange`.
+
+    Without it, the workload's own range around its first call of a model corrupts the heap.
+    """
+
+    def leave_if_unchanged(self: Any, *exception: object) -> Any:  # noqa: ANN401
+        if getattr(self, "kprof_changes", TorchRange.num_changes) == TorchRange.num_changes:
+            return leave(self, *exception)
+        TorchRange.left_open.append(self.record)
+        return None
+
+    return leave_if_unchanged
+
+
 class NvtxRange(TorchRange):
     """A range in torch's trace and in NVTX, open inside `with`."""
 

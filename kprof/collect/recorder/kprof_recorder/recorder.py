@@ -565,6 +565,8 @@ class Recorder(Follower):
             return
         if self.running is not None:
             self.end_capture()
+            if not can_start():
+                return
         capture = self.ahead.take(self.settings)
         self.models.name_known()
         self.window_rule = self.counter.rule
