@@ -380,6 +380,20 @@ def test_the_link_is_as_fast_as_its_generation(capability, name, fastest_ns):
     assert found.fix.modest_ns == pytest.approx(slowest_ns, abs=2)
 
 
+@pytest.mark.parametrize(
+    ("capability", "name"),
+    [("9.0", "NVIDIA H100"), ("8.0", "A100"), ("7.0", "V100"), ("9.0", "AMD"), (None, "anything")],
+)
+@pytest.mark.parametrize("slower", [1.1, 2.0, 30.0])
+def test_what_a_slow_link_explains_saves_nothing_at_least(capability, name, slower):
+    (slowest,) = findings("pageable_copies", on_gpu(capability, copied(90 * MS, BYTES), name=name))
+    took = round(slowest.fix.best_ns * slower)
+    trace = on_gpu(capability, copied(took, BYTES), rest(took), name=name)
+    (found,) = findings("pageable_copies", trace)
+    assert found.fix.best_ns == slowest.fix.best_ns
+    assert found.fix.modest_ns == min(took, slowest.fix.modest_ns)
+
+
 def test_pinned_copies_of_the_recording_tell_how_fast_others_would_be():
     pinned = [copied(ns, BYTES, "Memcpy HtoD (Pinned -> Device)") for ns in (3 * MS, 4 * MS)]
     trace = on_gpu("9.0", copied(20 * MS, BYTES), rest(28 * MS), *pinned)
@@ -395,9 +409,10 @@ def test_results_are_copied_to_pinned_memory_as_fast_as_batches_from_it():
     assert (down.fix.best_ns, down.fix.modest_ns) == (up.fix.best_ns, up.fix.modest_ns)
 
 
+@pytest.mark.parametrize("num_bytes", [4, 64 << 10])
 @pytest.mark.parametrize("way", ["HtoD (Pageable -> Device)", "DtoH (Device -> Pageable)"])
-def test_a_copy_of_a_few_bytes_takes_as_long_from_pinned_memory(way):
-    rows = repeated([copied(3 * US, 4, f"Memcpy {way}"), rest(20 * US)], 50)
+def test_a_small_copy_takes_as_long_from_pinned_memory(way, num_bytes):
+    rows = repeated([copied(20 * US, num_bytes, f"Memcpy {way}"), rest(20 * US)], 50)
     assert findings("pageable_copies", on_gpu("9.0", *rows)) == []
 
 

@@ -30,8 +30,8 @@ LEAST_SHARE = 0.01
 PINNED_BYTES_PER_S = (((9, 0), 55e9), ((8, 0), 27e9), ((0, 0), 13e9))
 # Where several GPUs share a link, or the host is slow: 5.1 to 8.4 GB/s to a V100 with seven others.
 SLOW_SHARE = 0.4
-# A copy of a few bytes, from pinned memory or not, in public recordings.
-SHORTEST_NS, MODEST_NS = 800, 8_000
+# Smaller copies take as long from pinned memory: the driver passes them on by itself.
+LEAST_BYTES = 64 << 10
 # Copies from pinned memory in the recording itself tell what the link does, if they are large.
 LARGE_BYTES = 1 << 20
 PINNED = r"(HtoD \(Pinned|DtoH \(.*Pinned\))"
@@ -49,9 +49,9 @@ def check(trace: Trace) -> list[Finding]:
     moved, took = _moved(trace)[copies], durations(trace)[copies]
     exposed = exposed_ns(trace, is_pageable)
     fast, slow = _pinned_rates(trace)
-    best = _pinned_ns(moved, took, fast, SHORTEST_NS)
-    modest = _pinned_ns(moved, took, slow, MODEST_NS)
-    slower_ns = int((exposed * (1 - modest / np.maximum(took, 1))).sum())
+    best, modest = (_pinned_ns(moved, took, rate) for rate in (fast, slow))
+    # At best: where the link is unknown, copies may be as fast as it is, or many times slower.
+    slower_ns = int((exposed * (1 - best / np.maximum(took, 1))).sum())
     if share_of_whole(trace, lost_ns + slower_ns) < LEAST_SHARE:
         return []
     is_slow = (exposed > 0) & (best < took)
@@ -99,10 +99,10 @@ def _link_rate(gpu: Gpu) -> float | None:
     return next(rate for first, rate in PINNED_BYTES_PER_S if capability >= first)
 
 
-def _pinned_ns(moved: Int64s, took: Int64s, bytes_per_s: float, least_ns: int) -> Int64s:
-    """Return the time of copies from pinned memory; as long as now where it is unknown."""
+def _pinned_ns(moved: Int64s, took: Int64s, bytes_per_s: float) -> Int64s:
+    """Return the time of copies from pinned memory; as long as now if small or of unknown size."""
     pinned = np.rint(1e9 * moved / bytes_per_s).astype(np.int64)
-    return np.where(moved > 0, np.minimum(np.maximum(pinned, least_ns), took), took)
+    return np.where(moved > LEAST_BYTES, np.minimum(pinned, took), took)
 
 
 def _claim(
