@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kprof.analyze.attribution.steps import outside_steps
 from kprof.analyze.bus_bandwidth import messages
-from kprof.analyze.rank_layout import EXPERT, groups_by_dimension, is_in_group
+from kprof.analyze.rank_layout import EXPERT, collectives_along
 from kprof.trace import ProcessGroup, Trace
 
 ALL_TO_ALL = re.compile(r"_?all_?to_?all")
@@ -46,15 +45,10 @@ def find_expert_load(trace: Trace) -> tuple[ExpertLoad, ...] | None:
     None where no message of an all-to-all is known of all ranks of such a group.
     """
     everyone = trace.all_ranks or trace
-    kernels = everyone.kernels
-    groups = groups_by_dimension(everyone.meta).get(EXPERT, [])
-    names = kernels["collective"].cat
-    is_swap = np.array([*(bool(ALL_TO_ALL.match(str(n))) for n in names.categories), False])
-    chosen = is_swap[names.codes.to_numpy()] & is_in_group(kernels, groups)
-    rows = np.flatnonzero(chosen & ~outside_steps(everyone))
+    groups, rows = collectives_along(everyone, EXPERT, ALL_TO_ALL)
     given, got = _elements(messages(everyone)[rows])
     columns: Any = ["rank", "group", "group_sequence", "start_ns"]
-    calls = kernels.iloc[rows][columns].assign(given=given, got=got)
+    calls = everyone.kernels.iloc[rows][columns].assign(given=given, got=got)
     found = [
         load
         for group in groups

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from kprof.analyze.attribution.overlap import allotted_time
-from kprof.analyze.attribution.steps import outside_steps
 from kprof.analyze.bus_bandwidth import messages
 from kprof.analyze.condense import rank_totals
-from kprof.analyze.rank_layout import PIPELINE, groups_by_dimension, is_in_group, places
+from kprof.analyze.rank_layout import PIPELINE, collectives_along, places
 from kprof.trace import Trace
 
 POINT_TO_POINT = re.compile(r"_?i?(?:send|recv)|coalesced")
@@ -36,17 +35,15 @@ class StageBubble:
 
 
 def find_bubbles(trace: Trace) -> tuple[StageBubble, ...] | None:
-    """Return the waits of each pipeline stage; None where no send in a pipeline group is known."""
+    """Return the waits of each pipeline stage; None where no send in a pipeline group is known.
+
+    A rank without known sends is left out.
+    """
     everyone = trace.all_ranks or trace
-    kernels = everyone.kernels
-    groups = groups_by_dimension(everyone.meta).get(PIPELINE, [])
-    names = kernels["collective"].cat
-    is_send = np.array([*(bool(POINT_TO_POINT.match(str(n))) for n in names.categories), False])
-    chosen = is_send[names.codes.to_numpy()] & is_in_group(kernels, groups)
-    rows = np.flatnonzero(chosen & ~outside_steps(everyone))
+    _, rows = collectives_along(everyone, PIPELINE, POINT_TO_POINT)
     if not len(rows):
         return None
-    calls = kernels.iloc[rows][["rank", "group", "collective", "duration_ns"]].assign(
+    calls = everyone.kernels.iloc[rows][["rank", "group", "collective", "duration_ns"]].assign(
         message=messages(everyone)[rows], exposed_ns=allotted_time(everyone)[rows]
     )
     alike = calls.groupby(["group", "collective", "message"], observed=True, dropna=False)
@@ -57,10 +54,10 @@ def find_bubbles(trace: Trace) -> tuple[StageBubble, ...] | None:
     }
     by_stage: dict[int, list[tuple[int, float, float]]] = {}
     for one in rank_totals(trace):
-        if one.rank in stage_of:
+        if one.rank in stage_of and one.rank in waits.index:
             number = max(one.num_steps, 1)
             step_ns = (one.steps_ns if one.num_steps else one.window_ns) / number
-            own = (one.rank, float(waits.get(one.rank, 0)) / number, step_ns)
+            own = (one.rank, float(waits[one.rank]) / number, step_ns)
             by_stage.setdefault(stage_of[one.rank], []).append(own)
     return tuple(_stage(stage, those) for stage, those in sorted(by_stage.items()))
 

@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from kprof.trace import Meta, ProcessGroup
+from kprof.analyze.attribution.steps import outside_steps
+from kprof.trace import Meta, ProcessGroup, Trace
 
 # Words in a group's description, as DeviceMesh, Megatron and torchtitan write them.
 DIMENSIONS = {
@@ -67,7 +68,22 @@ def places(meta: Meta) -> dict[int, dict[str, int]]:
     return found
 
 
-def is_in_group(kernels: pd.DataFrame, groups: Collection[ProcessGroup]) -> NDArray[np.bool_]:
+def collectives_along(
+    trace: Trace, dimension: str, names: re.Pattern[str]
+) -> tuple[list[ProcessGroup], NDArray[np.int64]]:
+    """Return the groups along a dimension, and the rows of their collectives of such names.
+
+    Calls outside of steps are left out.
+    """
+    groups = groups_by_dimension(trace.meta).get(dimension, [])
+    told = trace.kernels["collective"].cat
+    # A row without a collective has the code -1, which reads the last.
+    is_named = np.array([*(bool(names.match(str(name))) for name in told.categories), False])
+    chosen = is_named[told.codes.to_numpy()] & _is_in_group(trace.kernels, groups)
+    return groups, np.flatnonzero(chosen & ~outside_steps(trace))
+
+
+def _is_in_group(kernels: pd.DataFrame, groups: Collection[ProcessGroup]) -> NDArray[np.bool_]:
     """Tell which collectives belong to one of some process groups, by its name and their rank."""
     ranks = kernels["rank"].to_numpy(np.int64)
     names = kernels["group"].cat

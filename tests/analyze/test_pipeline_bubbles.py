@@ -57,6 +57,11 @@ def test_a_receive_beside_computation_is_no_bubble():
     assert waits == 30 * US
 
 
+def test_the_waits_of_a_stage_without_sends_are_unknown():
+    (second,) = find_bubbles(two_stages(*SENDS[:1], *SENDS[4:]))
+    assert second.stage == 1
+
+
 def test_the_stages_of_condensed_ranks_wait_as_long():
     trace = two_stages(*SENDS)
     assert find_bubbles(replace(trace, all_ranks=condensed(trace))) == find_bubbles(trace)

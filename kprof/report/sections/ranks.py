@@ -19,8 +19,8 @@ from kprof.trace import RankTotals, Trace
 
 TITLE = "Ranks"
 ORDER = 77
-# Of a job of many process groups, those with most exposed time; of a group so many letters.
-MOST_COLLECTIVES, MOST_LETTERS = 20, 28
+# Of a job of many process groups, those with most exposed time; and the characters of its name.
+MOST_COLLECTIVES, MOST_CHARACTERS = 20, 28
 # Columns of a rank that are shown where they were recorded.
 RECORDED: dict[str, Callable[[RankTotals], str]] = {
     "GPU": lambda one: ", ".join(uuid.removeprefix("GPU-")[:8] for uuid in one.gpu_uuids),
@@ -216,7 +216,7 @@ def _rates(one: dict[Hashable, Any]) -> tuple[str, str, str]:
 
 
 def _shortened(group: str) -> str:
-    return group if len(group) <= MOST_LETTERS else f"{group[: MOST_LETTERS - 2]} …"
+    return group if len(group) <= MOST_CHARACTERS else f"{group[: MOST_CHARACTERS - 2]} …"
 
 
 def _of_waits(found: Lateness) -> str:

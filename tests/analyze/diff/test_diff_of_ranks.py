@@ -114,7 +114,7 @@ def test_a_change_within_the_tolerance_is_unchanged():
     assert {row.times["busy"].fate for row in found.ranks} == {"unchanged"}
     more = compare_ranks(run(1000 * MS), run(1020 * MS))
     assert {row.times["busy"].fate for row in more.ranks} == {"changed"}
-    # Without collectives nobody knows who waits for whom.
+    # Without collectives it is unknown who waits for whom.
     assert (found.late_a, found.late_since, found.ranks[0].times["late"].fate) == (None,) * 3
 
 
