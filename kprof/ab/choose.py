@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from kprof.ab.predict import predictions
+from kprof.ab.predict import Prediction, no_predictions, predictions
 from kprof.ab.search import Search, Seen, kernel_of
 from kprof.ab.variants import BUDGET_S, AbOptions, Tell
 from kprof.analyze.verdict.ranks import Floats, interval, walsh_averages
@@ -57,7 +57,6 @@ from kprof.kernels.swap.swap_report import (
     PLAN,
     Checked,
     Choice,
-    Predicted,
     Ran,
     Tried,
     read_choice,
@@ -73,6 +72,8 @@ FEWEST_WINDOWS = 7
 ALPHA_OF_LOOK, ALPHA_AT_END = 0.01, 0.02
 # At most 2,000 of a candidate, and so eight looks.
 MOST_WINDOWS = 4_000
+# Shorter than those of a comparison: many candidates share the budget.
+WINDOW_S = 0.1
 # Windows in a row without a replaced call, after which a candidate is left out.
 MOST_IDLE = 4
 NO_MORE_CALLS = "no more calls: models that the workload builds later are not swapped"
@@ -119,13 +120,14 @@ def choose(a: Variant, options: AbOptions, folder: Path, raw: Path, tell: Tell) 
     """
     budget_s = options.budget_s or BUDGET_S
     tell(f"trying kernels, for about {budget_s:.0f} s")
-    place = raw / "recorded"
-    found, why = predictions(a, options, place, tell) if has_gpu() else ((), NO_GPU)
     tried = _Outcomes()
+    place = raw / "recorded"
+    predicted = predictions(a, options, place, tell) if has_gpu() else no_predictions(NO_GPU)
     try:
-        _try_until_none_ends_it(a, options, raw, tell, tried, found)
+        _try_until_none_ends_it(a, options, raw, tell, tried, predicted)
         _gate(tried, raw, budget_s * GATE_SHARE, tell)
     finally:
+        found, why = predicted()
         choice = replace(_choice_of(tried), findings=found, why_no_findings=why)
         if tried.of:
             write_choice(choice, folder / CHOICE)
@@ -210,14 +212,13 @@ def _try_until_none_ends_it(
     raw: Path,
     tell: Tell,
     tried: _Outcomes,
-    findings: Sequence[Predicted],
+    predicted: Prediction,
 ) -> None:
     """Note in `tried` what is known of each candidate; begin anew without one that fails."""
     names, apart = _all_names(), list[str]()
-    likely = [one.kernel for one in findings]
     for turn in range(MOST_CRASHES + 1):
         where = raw / f"choice{turn or ''}"
-        search = Search(names, apart, likely)
+        search = Search(names, apart, lambda: [one.kernel for one in predicted()[0]])
         try:
             _try_all(a, search, options, where, tell, tried)
         except TrialError as error:
@@ -266,7 +267,8 @@ def _try_all(
     schedule = Schedule(
         "AB" * (MOST_WINDOWS // 2) + "A",
         options.skip,
-        options.window_s,
+        min(options.window_s, WINDOW_S),
+        min_steps=1,
         patch=PATCH,
         patch_arguments=(" ".join(search.first), str(entries.resolve())),
     )

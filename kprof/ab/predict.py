@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeAlias
 
 from kprof.ab.variants import AbOptions, Tell
 from kprof.collect.launch import LOOK_S, LaunchOptions, complete, environment_for, write_description
@@ -18,6 +21,8 @@ from kprof.findings import Diagnosis
 from kprof.kernels.swap.swap_report import Predicted
 from kprof.opened import open_trace
 
+# Returns what the findings predict, and why nothing, if so; waits until they are known.
+Prediction: TypeAlias = Callable[[], tuple[tuple[Predicted, ...], str]]
 # Longest time of the recording, beside which the choice is worth nothing.
 MOST_S = 300.0
 # After the recording is written, for a step with the dry run.
@@ -25,16 +30,36 @@ PATIENCE_S = 20.0
 DRY_RUN, RECORDER = "dry_run.json", "recorder.json"
 
 
-def predictions(
-    a: Variant, options: AbOptions, folder: Path, tell: Tell
-) -> tuple[tuple[Predicted, ...], str]:
-    """Return what findings predict for kernels in a workload, and why nothing, if so."""
+def predictions(a: Variant, options: AbOptions, folder: Path, tell: Tell) -> Prediction:
+    """Record a workload; return a function that waits for what findings predict for kernels.
+
+    The recording is analyzed beside what comes next, which takes a while to start.
+    """
     tell("recording a window, for what the findings predict")
     try:
         record(a, options, folder)
+    except (KprofError, OSError) as error:
+        return no_predictions(_why(error))
+    pool = ThreadPoolExecutor(1)
+    analysis = pool.submit(_predictions_of, folder)
+    pool.shutdown(wait=False)
+    return analysis.result
+
+
+def no_predictions(why: str) -> Prediction:
+    """Return a function that says why findings predict nothing."""
+    return lambda: ((), why)
+
+
+def _why(error: Exception) -> str:
+    return error.problem if isinstance(error, KprofError) else str(error)
+
+
+def _predictions_of(folder: Path) -> tuple[tuple[Predicted, ...], str]:
+    try:
         diagnosis = open_trace(folder).diagnosis
     except (KprofError, OSError) as error:
-        return (), error.problem if isinstance(error, KprofError) else str(error)
+        return (), _why(error)
     if diagnosis is None:
         return (), "the recording has no findings"
     return tuple(predicted_by(diagnosis)), ""

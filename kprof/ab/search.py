@@ -11,7 +11,8 @@ The gain of the joint swap was proven, so a kernel of it stays unless the step i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kprof.kernels.swap.swap_report import FIRST_LOOK, NO_SITE, Ran, Tried
@@ -40,21 +41,22 @@ class Search:
     """Which candidates need windows, and which one is the base."""
 
     def __init__(
-        self, names: Sequence[str], apart: Sequence[str] = (), likely: Sequence[str] = ()
+        self,
+        names: Sequence[str],
+        apart: Sequence[str] = (),
+        likely: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         """Begin with the joint swap, unless there is one kernel.
 
         Args:
             names: KERNEL=PROVIDER of each candidate.
             apart: Kernels that are not in the joint swap.
-            likely: Kernels that pay by the findings, the best first: left out last.
+            likely: Returns the kernels that pay by the findings, the best first: tried first, and
+                left out last.
         """
-        self.names = list(names)
+        self.names, self._likely_of = list(names), likely
         kernels = [one for one in dict.fromkeys(map(kernel_of, names)) if one not in apart]
-        # The first are left out first, so that those that may not pay are judged in time.
-        self._kernels = sorted(
-            kernels, key=lambda one: -likely.index(one) if one in likely else -len(likely) - 1
-        )
+        self._kernels = kernels
         self.joint = ",".join(kernels) if len(kernels) > 1 else ""
 
     @property
@@ -86,7 +88,7 @@ class Search:
         if not self.joint or not joint.is_faster:
             ran = seen[self.joint].ran if self.joint in seen else {}
             # Kernels that ran first: others may have no call.
-            names = sorted(self.names, key=lambda one: kernel_of(one) not in ran)
+            names = sorted(self.names, key=lambda one: (kernel_of(one) not in ran, self._rank(one)))
             return [one for one in names if not _is_decided(tried.get(one))], ""
         moves = self._moves(seen[self.joint])
         if joint.num_compiled:
@@ -95,10 +97,20 @@ class Search:
             moves = moves[: MOST_COMPILED if has_time else len(begun)]
         return [one for one in moves if not _is_decided(tried.get(one))], self.joint
 
+    @functools.cached_property
+    def _likely(self) -> Sequence[str]:
+        return self._likely_of()
+
+    def _rank(self, name: str) -> int:
+        """Return the place of a kernel among the likely ones; the others are behind them."""
+        kernel = kernel_of(name)
+        return self._likely.index(kernel) if kernel in self._likely else len(self._likely)
+
     def _moves(self, begun: Seen) -> list[str]:
         """Return the joint swap without each kernel that ran in it, and with other providers."""
         ran = begun.ran
-        active = [one for one in self._kernels if one in ran]
+        # The likely last, so that those that may not pay are judged in time.
+        active = sorted((one for one in self._kernels if one in ran), key=self._rank, reverse=True)
         moves = [self.without(one) for one in active] if len(active) > 1 else []
         own = {f"{kernel}={one.provider}" for kernel, one in ran.items()}
         kernels = [one for one in self._kernels if begun.whys.get(one) != NO_SITE]

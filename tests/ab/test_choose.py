@@ -363,8 +363,16 @@ def test_where_the_joint_swap_is_slower_kernels_that_ran_in_it_are_tried_first()
     assert (left, base) == (["c=aten", "c=kprof", "a=kprof", "b=kprof"], "")
 
 
+def test_of_kernels_that_ran_those_that_pay_by_the_findings_are_tried_first():
+    search = Search(["a=kprof", "b=kprof", "c=kprof"], likely=lambda: ["c", "b"])
+    _, seen = tried_of(search)
+    seen[search.joint] = Seen({"a": Ran("kprof"), "c": Ran("kprof")}, {}, took_s=1.0)
+    left, _ = search.left({search.joint: tried(search.joint, 1.1, 1.2, 1.3)}, seen, 60.0)
+    assert left == ["c=kprof", "a=kprof", "b=kprof"]
+
+
 def test_kernels_that_pay_by_the_findings_are_left_out_last():
-    search = Search(["a=kprof", "b=kprof", "c=kprof"], likely=["b", "a"])
+    search = Search(["a=kprof", "b=kprof", "c=kprof"], likely=lambda: ["b", "a"])
     left, _ = search.left(*tried_of(search), 60.0)
     assert left == ["a,b", "b,c", "a,c"]
 

@@ -87,4 +87,4 @@ def test_a_workload_that_records_nothing_has_no_predictions(tmp_path):
 
 def predicted(folder, script):
     a = Variant("A", (sys.executable, str(folder / script)))
-    return predictions(a, AbOptions(a.command), folder / "recorded", lambda message: None)
+    return predictions(a, AbOptions(a.command), folder / "recorded", lambda message: None)()
