@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from kprof.collect.recorder.kprof_recorder.settings import Settings
 from kprof.collect.recorder.kprof_recorder.start import Swapping
@@ -208,6 +209,7 @@ print(losses, torch.cuda.max_memory_allocated(), torch.cuda.get_rng_state().sum(
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_a_dry_run_changes_no_bit_no_random_state_and_no_peak_of_memory(tmp_path):
     (tmp_path / "train.py").write_text(ON_A_GPU)
     command = [sys.executable, "train.py"]

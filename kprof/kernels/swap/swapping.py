@@ -212,13 +212,6 @@ class Swap:
         return any(dispatcher.is_open for dispatcher in one.parts.values())
 
     def _find_in(self, roots: list[Any]) -> Iterator[tuple[object, Site | Skip]]:
-        if self._is_everything:
-            # Not imported by swaps of one model.
-            from kprof.kernels.swap.sites.function_calls import process_sites
-
-            self._members.add(id(functional))
-            for site in process_sites(self._request):
-                yield None, site
         families = families_of(self._request.kernels)
         for root in roots:
             check_root(root)
@@ -227,6 +220,14 @@ class Swap:
             for family in families:
                 for one in family.find(root, self._request):
                     yield root, one
+        if self._is_everything:
+            # Not imported by swaps of one model. Last: attention in all its dtypes loads libraries
+            # that the workload may not use.
+            from kprof.kernels.swap.sites.function_calls import process_sites
+
+            self._members.add(id(functional))
+            for site in process_sites(self._request):
+                yield None, site
 
 
 def _without_parts_taken(found: list[Site | Skip]) -> list[Site | Skip]:

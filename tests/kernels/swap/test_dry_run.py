@@ -7,6 +7,7 @@ import json
 import random
 import subprocess
 import sys
+import time
 from collections import Counter
 from typing import ClassVar
 
@@ -20,6 +21,7 @@ from kprof.errors import KprofError
 from kprof.findings import NOT_CALLED
 from kprof.kernels.swap import dry_run
 from kprof.kernels.swap.providers import DryProviders
+from kprof.kernels.swap.sites import function_calls
 from kprof.kernels.swap.swap_report import SwapError
 from kprof.kernels.swap.swapping import Swap
 from tests.kernels.kernel_checks import INTERPRETED
@@ -354,6 +356,23 @@ def test_the_search_for_call_sites_ends_after_a_while_and_says_what_it_did_not_c
     watch.end()
     found = json.loads((tmp_path / "dry_run.json").read_text())
     assert (found["kernels"], found["rows"], found["why_not"]) == ([], [], "")
+    assert found["why_others"]
+
+
+def test_a_search_that_is_ended_at_the_functions_of_torch_knows_the_modules(tmp_path, monkeypatch):
+    def spends_all_of_the_time(request):
+        clock[0] = 1_000.0
+        yield from functions(request)
+
+    functions, clock = function_calls.process_sites, [0.0]
+    monkeypatch.setattr(function_calls, "process_sites", spends_all_of_the_time)
+    monkeypatch.setattr(time, "thread_time", lambda: clock[0])
+    model = Dropping()
+    watch = dry_run.begin(str(tmp_path / "dry_run.json"))
+    model(torch.randn(4, 16))
+    watch.end()
+    found = json.loads((tmp_path / "dry_run.json").read_text())
+    assert "rmsnorm" in found["kernels"]
     assert found["why_others"]
 
 
