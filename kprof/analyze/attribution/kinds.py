@@ -61,21 +61,29 @@ WHOLE_NAMES = {"decode": "attention", "kernel_grid": "embedding"}
 WORDS = """
 collective  allreduce* allgather* reducescatter* alltoall* all2all* a2a a2av nccl* rccl* msccl*
             nvshmem* multimem nvls oneshot twoshot sendrecv pushrecv p2p ipc barrier
-            crossdevicereduce *userbuffers lamport quickreduce halo* multicast syncallgpus symmmem
-            symmetricmem pingpong waitsignal notifysignal ringreduce ringreduction ppsend pprecv
-            pgsend pgrecv pgbroadcast notify broadcastring broadcasttree broadcastll broadcastsimple
-            collectonstream fcollect onstream epdispatch epcombine
+            crossdevicereduce *userbuffers lamport quickreduce haloexchange exchangehalo
+            pushpullhalo ack phaseack publish* multicast syncallgpus symmmem symmetricmem pingpong
+            waitsignal notifysignal ringreduce ringreduction ppsend pprecv pgsend pgrecv pgbroadcast
+            notify reshard* ringbcast rdxn combinepush combinewait waitcombine broadcastring
+            broadcasttree broadcastll broadcastsimple collectonstream fcollect onstream epdispatch
+            epcombine
 set         memset
 attention   kkt householder fna siso parallax
 reduction   cumsum cumprod segsum prefixsum gathersum indexmax maxreducescatter quantparam
             quantizationparam vectornorm matrixnorm frobenius clipnorm blockallreduce warpallreduce
-            gradnorm pnorm moereduc* moereduction moesum
+            dequantreduce gradnorm pnorm l0norm l1norm maxnorm minnorm infnorm globalnorm
+            centroidupdate moereduc* moereduction moesum
+indexing    topermutation maskedupdate mappedidx setrows
+copy        packhalo unpackhalo initfrom
+other       householderreflector conjugategradient lengthcriterion stopcriterion stoppingcriterion
+            stopwords* sinkhorn binomialoption* furthest*
+sort        moegate moegating* moefusedgate topkhash gatingtopk
 elementwise transducerjoint gdngate gdngating kdagate kdagating glagate outerprod outerproduct
             multicasttranspose scalezeropoint*
 loss        crossentropy *entropy xent nll *loss losses *criterion focal kl kldiv labelsmooth* rnnt
             transducer jsd mse huber hinge smoothl1 bce ctc grpo gspo dpo orpo kto simpo
             meansquarederror ce celoss svm tvdistance
-embedding   spliteb splitembedding embeddingbag kernelgridbackward
+embedding   spliteb splitembedding tbe embeddingbag kernelgridbackward
 optimizer   optimizer adam* *adam *sgd rprop weightdecay momentum adagrad amsgrad adabelief adabound
             adadelta rmsprop momentumupdate nesterov lamb lars ftrl lion muon adafactor novo*
             shampoo regulariz* lbfgs emaupdate emastep lookaheadstep
@@ -88,21 +96,28 @@ attention   flash flashattn* flashmla flashdecod* *fmha sdpa *mha mqa gqa gla gd
             dotdoo doodot attend msdeform msdeformable multiheadattention causaldot lse mlstm
             simplicial solvetril dkv wyrepr recomputewu outputcorrection outcorrection dkdv dqkv
             withkvcache fwdkernelstage sagefwd sagebwd mla attnfwd attnbwd sparseattn xqa
-            lightningattn parallelpath convertdq convertdk convertdv convertdkv chunkscan chunkstate
+            lightningattn lightningindexer indexerscore indexscore deltaformer
+            parallelbased parallelrebased mesanet fwddiag fwdnonediag fwdkvparallel fwdkvreduce
+            wufwd gradcorrection gradq gradk gradqk gradqkv dsa parallelpath convertdq convertdk
+            convertdv convertdkv chunkscan chunkstate
 convolution conv *conv convol* *convolution deconv* implicitgemm igemm winograd depthwise dcn cvbwd
             cvfwd scudnn dtypecudnn computeoffset computeboffset subtensoropwithscalar
             subtensoropwithcasttensor xdlopsbwdweight xdlopsbwddata
 indexing    routing moealig moealign moedev todense permute1ddata permute2ddata permute1dlength
             permute2dlength permuteindices permuteweight permutepooled permutebwd moepermute
             expandinputrows finalizemoe tokenpermute permutetoken unpermute* indicesto idxto idsto
-            sparsetodense copyindices relabel sortchunk invertpermute invertpermutation
-            inversepermute inversepermutation grouppoint grouping addat topkid
+            sparsetodense tocsr tocoo tojagged topkindices topkindex topkidx batchedarray
+            pointerarray isin getitem copyindices relabel maplabel sortchunk invertpermute
+            invertpermutation inversepermute inversepermutation grouppoint grouping addat topkid
 gemm        *gemm gemm* *gemv gemv* *matmul matmul* matvec vecmat einsum tensordot contraction syrk
             mmf mm bmm addmm addmv baddbmm addbmm qmm mv qmv nvjet cijk mfma lora sgmv bgmv spmm
-            spmv spgemm sddmm mulmat* fullyconnected downproj upproj gateproj outproj qkvproj
-            dotkernel fusedmoe fmoe moefused moeexpert moeforward moebackward moefwd moebwd xxt xtx
-            mmt gram vdot matrixmul* smm hspmm sspaddmm streamk* csrmm* csrmv* cscmm* cscmv* bsrmm*
-            bsrmv* gebsrm* bscmm* coomm* coomv* ellmm* ellmv* sellmv* hybmv*
+            spmv spgemm sddmm trmv* tpmv* tbmv* gbmv* hbmv* hemv* hpmv* sbmv* symv* trmm* herk*
+            syrkx* syr2k* her2k* ger syr her spr hpr syr2 her2 spr2 hpr2 rank2k* rankk sger dger
+            tgmm gett sddkernel dsdkernel ddskernel xty scatter2scatter mulmat* fullyconnected
+            downproj upproj gateproj outproj qkvproj fusedmoe fmoe moefused moeexpert moeforward
+            moebackward moefwd moebwd xxt xtx mmt gram vdot matrixmul* matrixmultiply
+            matrixmultiplication matmultiply smm hspmm sspaddmm streamk* csrmm* csrmv* cscmm* cscmv*
+            bsrmm* bsrmv* gebsrm* bscmm* coomm* coomv* ellmm* ellmv* sellmv* hybmv*
 convolution dgrad wgrad
 copy        fillkv fillkvcache slicescatter copyqkv concatkvcache makesequential packsegment
             unpacksegment convertdimstodims zeropad zeropadding d2dcpy d2hcpy h2dcpy majorto
@@ -114,6 +129,7 @@ other       quat* voxel* mesh* ray rays raster* triangle iou* giou nms tree tree
             label warpaffine warpperspective spin nop workspace latency findbest bestsplit nlist
             meanshift collision surface lru lfu lxu ngram* sparse24* sparsenm findsplit subdivide
             duplicate gravity pathlength pointsampling farthest*
+random      sample sampler sampling initializegaussian
 sort        *sort sorting topk* *topk nucleus topp radix* onesweep bitonic selectk warpselect
             blockselect unique kthvalue gathermedian gathertopk kth* selectmink
 norm        *norm norms normali* ln bn gn lrn rms welford gammabeta moments standardi* runningstat
@@ -128,30 +144,32 @@ random      dropout distribution philox curand bernoulli random* quasirandom rej
             randint randperm rng uniform gaussiannoise halton sobol multinomial exponential gumbel
             noise poisson binomial dirichlet cauchy lognormal sampl* withreplacement unpackcudnn
             withoutreplacement
-gemm        splitk splitkreduce wvsplitk wvsplitkrc linear nndense gateup mlp fc dot dotprod
-            dotproduct ffn
+gemm        splitk splitkreduce wvsplitk wvsplitkq wvsplitkrc linear nndense gateup mlp fc dot
+            dotprod dotproduct ffn
 indexing    unpool* maxunpool*
-reduction   pool *pool pooling* *pooling roialign subsampling selectivestate selectivescan
+reduction   pool *pool pooling* *pooling roialign subsampling selectivestate selectivescan ssu
             statepassing logsumexp sumexp
 elementwise posencoding positionencoding positionalencoding posenc resampl* downsampl* *downscale
             quant* *quant dequant* *dequant requant* qdq cast upcast downcast convert* cvt todtype
             upfirdn silu *silu sigmoid *sigmoid *glu swiglu* *bitrowwise temperature* oneminus*
-            badword bnll dyt lstm gru relu *relu gelu *gelu elu celu selu mish softplus softsign
-            swish hardswish activat* *tanh hardshrink softshrink tanhshrink act actandmul residual
-            softcap elementwise elemwise elewise eltwise pointwise linewise unary binary ternary
-            globalrange submean subtractmean scalefromamax computescale addbias biasadd bcast
-            decompress* packdtype unpackdtype packsign packtrellis unpacktrellis bits nibble*
-            packweight unpackweight
+            penal* snake timestepembedding sinusoid* gridsampling bilinearsampler bilinearsampling
+            tograyscale togray torgb tobgr toyuv optensor op1dtensor op2dtensor op3dtensor
+            op4dtensor op5dtensor badword bnll dyt lstm gru relu *relu gelu *gelu elu celu selu mish
+            softplus softsign swish hardswish activat* *tanh hardshrink softshrink tanhshrink act
+            actandmul residual softcap elementwise elemwise elewise eltwise pointwise linewise unary
+            binary ternary globalrange submean subtractmean scalefromamax computescale addbias
+            biasadd bcast decompress* packdtype unpackdtype packsign packtrellis unpacktrellis bits
+            nibble* packweight unpackweight
 set         triuindices trilindices
 indexing    gather* scatter* index* indice* argwhere onehot nonzero maskedselect flip fliplr flipud
             roll take bucketize searchsorted lowerbound upperbound getrows selectrows maskedscatter
 reduction   scan* *scan reduce* reduction* *reduce sum summation *mean avg average cummax
             cummin sumsq sqsum bincount amax amin absmax argmax argmin max min minmax var variance
-            std prod count histogram* hist trace aggregate* countnonzero allfinite nonfinite
-            notfinite isfinite infandnan isnan hasnan hasinf accumulat* compact lpmax segment*
-            qparam backwardbias dbias anykernel allkernel anydim alldim histc trapezoid checknan
-            checkinf checknumeric nancheck parallelprefix scanstate stat stats statistic statistics
-            nrm2 nrminf asum
+            std prod count histogram* hist trace aggregate* aggregation countnonzero allfinite
+            nonfinite notfinite isfinite infandnan isnan hasnan hasinf accumulat* compact lpmax
+            segment* qparam backwardbias dbias anykernel allkernel anydim alldim histc trapezoid
+            checknan checkinf checknumeric nancheck parallelprefix scanstate stat stats statistic
+            statistics nrm2 nrminf asum iamax iamin checkfinite counter addup summarization
 indexing    indexes idx ind ids id offset slot seqlen position* metadata layout remap map
 set         fill* zero zeros rangekernel set clear clean reset ones iota eye arange linspace
             logspace hannwindow hammingwindow blackmanwindow bartlettwindow kaiserwindow init
@@ -164,7 +182,7 @@ copy        copy* *copy *memcpy cpy memcpy transpos* transpose trans permut* cat
             pack* repack* unpack* im2col col2im vol2col col2vol row2col col2row rowtocol coltorow
             vol2im im2d2col dimsdims dimstodims dims2dims move kvcache kvupdate updatecache
             storecache writecache andcache compressbert prepack* reformat* tril triu triangular
-            recat kvtrans
+            recat kvtrans swapkernel sswap dswap cswap zswap laswp arrange store save
 indexing    reverse
 attention   chunk* *chunk prefill causal noncausal groupedkernelstage
 convolution *cudnn fprop
@@ -173,19 +191,22 @@ gemm        cutlass cublas* xmma mma epilogueimpl wxa wmma wgmma mmvq mmq marlin
 
 # Words that say little: the operator's kind comes before them.
 WEAK_WORDS = """
-elementwise add addition addto addcmul addcdiv plus bitwise logical mul mult multiply div divide sub
-            subtract scal scale scaling clamp clip pow power exp expm log logp sqrt rsqrt square abs
-            neg sign reciprocal sin sinh cos cosh tan absolute fabs gcd lcm nextafter isclose
-            bessel* floor ceil round trunc axpy binarize lerp bias reconstruct threshold thresh
-            equal notequal greater less compare heaviside fma gate broadcast lgamma igamma polygamma
-            where acos* asin* atan* digamma erf* frac sgn signbit logit sinc nantonum rsub xlogy
-            hypot fmod remainder copysign maximum minimum fmax fmin ldexp conj lshift rshift xor
-            kron alibi bitmask rescale gt ge lt le eq ne downscale penal* mask polar cross outer
-            shift addr angle freq arc* rad2deg deg2rad frexp negative isinf isneginf isposinf isreal
-            gammainc* gammaln airy* chebyshev* hermite* laguerre* legendre* ndtr* zeta entr expit
-            modf real imag complex xlog1py multigammaln booleannot logicalnot bitwisenot constrain
-            shortcut beq bge bgt ble blt bne tozero oneblob mxfp nvfp arith densetosparse
-            uniformshape conjugate truncate
+other       dct idct dwt fwht walsh cholesky* trsm* trsv tbsv tpsv trtri* getrf getf2 getri potrf
+            potf2 getrs sytrf geqrf larf larfg solve* substitution
+gemm        symm hemm
+elementwise add addition addto increment* decrement* negat* kron* axpby geam dgmm rot addcmul
+            addcdiv plus bitwise logical mul mult multiply div divide sub subtract scal scale
+            scaling clamp clip pow power exp expm log logp sqrt rsqrt square abs neg sign reciprocal
+            sin sinh cos cosh tan absolute fabs gcd lcm nextafter isclose bessel* floor ceil round
+            trunc axpy binarize lerp bias reconstruct threshold thresh equal notequal greater less
+            compare heaviside fma gate broadcast lgamma igamma polygamma where acos* asin* atan*
+            digamma erf* frac sgn signbit logit sinc nantonum rsub xlogy hypot fmod remainder
+            copysign maximum minimum fmax fmin ldexp conj lshift rshift xor alibi bitmask rescale gt
+            ge lt le eq ne downscale mask polar cross outer shift addr angle freq arc* rad2deg
+            deg2rad frexp negative isinf isneginf isposinf isreal gammainc* gammaln airy* chebyshev*
+            hermite* laguerre* legendre* ndtr* zeta entr expit modf real imag complex xlog1py
+            multigammaln booleannot logicalnot bitwisenot constrain shortcut beq bge bgt ble blt bne
+            tozero oneblob mxfp nvfp arith densetosparse uniformshape conjugate truncate
 copy        separate split hsplit vsplit dsplit rsplit rot90 unbind append blockdiag diagflat
             diagembed extract transformaxes transform4daxes expand identity diagonal clone
 set         constant full
@@ -230,7 +251,8 @@ _INDEX = _set(
     "index indices indice indexes idx idxs ind inds id ids position positions pos meta metadata"
     " offset offsets stride strides seqlen seqlens len lens length lengths slot slots table tables"
     " inputs map maps mapping mappings desc descs descriptor descriptors ptrs pointers args"
-    " arguments schedule schedules"
+    " arguments params parameters schedule schedules addrs addresses pairs"
+    " ptr pointer numblocks"
 )
 
 # Operands: the word before them says what they belong to, not what is done.
@@ -245,13 +267,16 @@ _NOISE = _set(
     "kernel kern ker cuda gpu hip triton fwd bwd forward backward grad gradient impl fused warp"
     " block thread row col rows cols token tokens group layer batch qkv cache opt vec tiled naive"
     " inplace small large multi single device shared static dynamic persistent ragged jagged"
-    " masked scaled update output input quantile gemma fbgemm deepgemm"
+    " masked scaled scattered gathered update output input quantile gemma fbgemm deepgemm"
     " lossless lossy"
 )
-_IDIOMS = _set("varlen splitkv varshape gridstride pow2 innerouter outerpersistent")
+_IDIOMS = _set(
+    "varlen splitkv varshape gridstride pow2 innerouter outerpersistent numblocks deepgemm"
+    " fwdcontiguous bwdcontiguous"
+)
 
 # Behind them stands the purpose or the means of the work.
-_PREPOSITIONS = _set("for by via using")
+_PREPOSITIONS = _set("for by via using without")
 
 # A part of a name: letters, digits, a hash, types, or an order of dimensions.
 _PART = re.compile(
@@ -271,7 +296,7 @@ _AXES = re.compile("[0-5]{3,5}")
 # All to all, where nothing else is said.
 _EXCHANGE = re.compile(
     r"^(kernel_?)?(cached_|low_latency_|hybrid_|intranode_|internode_)?(notify_)?(dispatch|combine)"
-    r"(_?reduce)?(_(impl|kernel))?(_v?\d+)?$",
+    r"(_?reduce)?(_?(impl|kernel))?(_v?\d+)?$",
     re.IGNORECASE,
 )
 
@@ -479,6 +504,8 @@ def _of_words(text: str, weak: bool = False) -> str | None:
         end = next((at for at, word in enumerate(words) if at and word in _PREPOSITIONS), None)
         words = words[:end]
     told = [(word, row) for word in words if (row := _row(word)) is not None]
+    if {"add", "bias"} <= set(words):  # The operand stands between them: add_QKV_bias.
+        told.append(("addbias", _EXACT["addbias"]))
     follows = dict(pairwise(words))
     is_verb = bool(told) and told[0][0] in _VERBS
     work = {
@@ -488,7 +515,10 @@ def _of_words(text: str, weak: bool = False) -> str | None:
     }
     prepares = next((at for at, word in enumerate(words) if word in _PREPARE), len(words))
     objects = set(words[prepares + 1 :])
-    if objects & _INDEX and work.isdisjoint(_FUSED - {"collective"} | {"other"}):
+    # A name that begins with it does nothing else: compute_group_gemm_args.
+    begins = all(word in _NOISE for word in words[:prepares])
+    real_work = {"convolution"} if begins else _FUSED - {"collective"}
+    if objects & _INDEX and work.isdisjoint(real_work | {"other"}):
         return "indexing"
     if told and told[0][0].startswith("init") and not set(words).isdisjoint(_INDEX):
         return "set"

@@ -296,6 +296,72 @@ def test_a_known_phrase_comes_before_its_words():
     assert {name: find_kind(name, "kernel", None, None) for name in expected} == expected
 
 
+def test_preparing_an_index_does_none_of_the_work_that_it_is_for():
+    expected = {
+        "compute_sm90_cutlass_group_gemm_args": "indexing",
+        "prepare_moe_parameters": "indexing",
+        "setup_batched_array_kernel": "indexing",
+        "_gen_sampling_params_kernel": "indexing",
+        "generate_row_addrs": "indexing",
+        "fused_gemm_update_args": "gemm",
+        "compute_conv_offsets": "convolution",
+    }
+    assert {name: find_kind(name, "kernel", None, None) for name in expected} == expected
+
+
+@pytest.mark.parametrize("operand", ["", "QKV_", "V_", "input_", "head3Size_QKV_", "fusedQKV_"])
+def test_adding_a_bias_is_elementwise_whatever_stands_between(operand):
+    assert find_kind(f"add_{operand}bias_transpose", "kernel", None, None) == "elementwise"
+    assert find_kind(f"add_{operand}bias_layernorm", "kernel", None, None) == "norm"
+
+
+def test_sampling_draws_a_number_unless_it_picks_points_or_interpolates():
+    expected = {
+        "TopKTopPSamplingFromProbKernel": "random",
+        "topk_stage2_sampling": "random",
+        "topp_mask_kernel": "sort",
+        "furthest_point_sampling": "other",
+        "BilinearSamplingForward": "elementwise",
+        "GridSampler4DKernel": "elementwise",
+        "sampled_softmax": "softmax",
+    }
+    assert {name: find_kind(name, "kernel", None, None) for name in expected} == expected
+
+
+def test_what_a_kernel_serves_or_lacks_is_not_its_work():
+    expected = {
+        "_silu_mul_fp8_quant_deep_gemm_masked": "elementwise",
+        "FusedGluWithoutLinearGrad": "elementwise",
+        "multinomial_without_replacement": "random",
+        "pack_halo_kernel": "copy",
+        "halo_exchange": "collective",
+        "length_criterion": "other",
+        "label_smoothing_criterion": "loss",
+        "moe_fused_gate_kernel": "sort",
+        "AdamFwdContiguous": "optimizer",
+        "CalculationFwdContiguous": "other",
+        "contiguous_kernel": "copy",
+    }
+    assert {name: find_kind(name, "kernel", None, None) for name in expected} == expected
+
+
+def test_the_names_of_blas_tell_products_rotations_and_solvers():
+    expected = {
+        "rocblas_trmvn_kernel": "gemm",
+        "rocblas_syr2k_her2k_kernel": "gemm",
+        "rocblas_symm_hemm_kernel": "gemm",
+        "rocblas_sger_kernel": "gemm",
+        "rocblas_geam_device": "elementwise",
+        "rocblas_rot_kernel": "elementwise",
+        "rocblas_swap_kernel": "copy",
+        "rocblas_iamax_kernel": "reduction",
+        "trsm_block_backward_substitution": "other",
+        "potrf_small_kernel": "other",
+        "quant_symm_row": "elementwise",
+    }
+    assert {name: find_kind(name, "kernel", None, None) for name in expected} == expected
+
+
 def test_each_word_of_the_table_stands_once():
     words = f"{kinds.WORDS}{kinds.WEAK_WORDS}".split()
     # A row begins with its kind; one that is indented goes on.
@@ -304,9 +370,9 @@ def test_each_word_of_the_table_stands_once():
     assert {word for word in told if told.count(word) > 1} == set()
 
 
-# Measured: 96.6 % and 83.2 %. The aim for names that are held out is 97 %, which is not reached.
+# Measured: 93.1 % and 81.4 %. The aim for names that are held out is 97 %, which is not reached.
 @pytest.mark.parametrize(
-    ("part", "num_libraries", "least_share"), [("developed", 205, 0.96), ("held out", 59, 0.83)]
+    ("part", "num_libraries", "least_share"), [("developed", 222, 0.95), ("held out", 95, 0.81)]
 )
 def test_names_of_public_libraries_have_the_kind_of_their_readers(part, num_libraries, least_share):
     shares, _ = score(corpus(part))
