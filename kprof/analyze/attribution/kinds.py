@@ -169,7 +169,7 @@ reduction   scan* *scan reduce* reduction* *reduce sum summation *mean avg avera
             nonfinite notfinite isfinite infandnan isnan hasnan hasinf accumulat* compact lpmax
             segment* qparam backwardbias dbias anykernel allkernel anydim alldim histc trapezoid
             checknan checkinf checknumeric nancheck parallelprefix scanstate stat stats statistic
-            statistics nrm2 nrminf asum iamax iamin checkfinite counter addup summarization
+            statistics nrm2 nrminf asum iamax iamin checkfinite counter summarization
 indexing    indexes idx ind ids id offset slot seqlen position* metadata layout remap map
 set         fill* zero zeros rangekernel set clear clean reset ones iota eye arange linspace
             logspace hannwindow hammingwindow blackmanwindow bartlettwindow kaiserwindow init

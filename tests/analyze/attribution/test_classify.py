@@ -75,7 +75,7 @@ LIBRARIES = {
     FLASHINFER + "BatchDecodeWithPagedKVCacheKernel<(flashinfer::PosEncodingMode": "attention",
     FLASHINFER + "PrefillWithKVCacheKernel<flashinfer::CollectiveMainloop<": "attention",
     FLASHINFER + "norm::FusedAddRMSNormKernel<8u, __nv_bfloat16>(": "norm",
-    FLASHINFER + "sampling::TopKTopPSamplingFromProbKernel<1024u, (cub::": "sort",
+    FLASHINFER + "sampling::TopKTopPSamplingFromProbKernel<1024u, (cub::": "random",
     FLASHINFER + "activation::act_and_mul_kernel<__nv_bfloat16, &silu>(": "elementwise",
     FLASHINFER + "BatchQKApplyRotaryPosIdsCosSinCacheKernel<true, 128u": "elementwise",
     FLASHINFER + "trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_la": "collective",
