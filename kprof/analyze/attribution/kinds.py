@@ -73,11 +73,11 @@ reduction   cumsum cumprod segsum prefixsum gathersum indexmax maxreducescatter 
             quantizationparam vectornorm matrixnorm frobenius clipnorm blockallreduce warpallreduce
             dequantreduce gradnorm pnorm l0norm l1norm maxnorm minnorm infnorm globalnorm
             centroidupdate moereduc* moereduction moesum
-indexing    topermutation maskedupdate mappedidx setrows
-copy        packhalo unpackhalo initfrom
+indexing    topermutation tokenpool src2dst maskedupdate mappedidx setrows
+copy        packhalo unpackhalo initfrom setkvbuffer setmlakvbuffer
 other       householderreflector conjugategradient lengthcriterion stopcriterion stoppingcriterion
             stopwords* sinkhorn binomialoption* furthest*
-sort        moegate moegating* moefusedgate topkhash gatingtopk
+sort        moegate moegating* moefusedgate topkhash gatingtopk selectexpert
 elementwise transducerjoint gdngate gdngating kdagate kdagating glagate outerprod outerproduct
             multicasttranspose scalezeropoint*
 loss        crossentropy *entropy xent nll *loss losses *criterion focal kl kldiv labelsmooth* rnnt
@@ -90,6 +90,7 @@ optimizer   optimizer adam* *adam *sgd rprop weightdecay momentum adagrad amsgra
 norm        qknorm normrope rmsnormrope
 elementwise rope *rope rotary* rotate gridsample gridsampler ropequant lossscale biasaddgrad
             maskedfill adduniform
+copy        catandcache concatandcache
 attention   flash flashattn* flashmla flashdecod* *fmha sdpa *mha mqa gqa gla gdn gdr gsa kda hgrn
             wkv rwkv nsa hstu gdpa retention deltarule deltanet gateddelta batchprefill batchdecode
             singleprefill singledecode pageddecode pagedprefill pagedattention mergestate* mqalogits
@@ -194,21 +195,21 @@ WEAK_WORDS = """
 other       dct idct dwt fwht walsh cholesky* trsm* trsv tbsv tpsv trtri* getrf getf2 getri potrf
             potf2 getrs sytrf geqrf larf larfg solve* substitution
 gemm        symm hemm
-elementwise add addition addto increment* decrement* negat* kron* axpby geam dgmm rot addcmul
-            addcdiv plus bitwise logical mul mult multiply div divide sub subtract scal scale
-            scaling clamp clip pow power exp expm log logp sqrt rsqrt square abs neg sign reciprocal
-            sin sinh cos cosh tan absolute fabs gcd lcm nextafter isclose bessel* floor ceil round
-            trunc axpy binarize lerp bias reconstruct threshold thresh equal notequal greater less
-            compare heaviside fma gate broadcast lgamma igamma polygamma where acos* asin* atan*
-            digamma erf* frac sgn signbit logit sinc nantonum rsub xlogy hypot fmod remainder
-            copysign maximum minimum fmax fmin ldexp conj lshift rshift xor alibi bitmask rescale gt
-            ge lt le eq ne downscale mask polar cross outer shift addr angle freq arc* rad2deg
-            deg2rad frexp negative isinf isneginf isposinf isreal gammainc* gammaln airy* chebyshev*
-            hermite* laguerre* legendre* ndtr* zeta entr expit modf real imag complex xlog1py
-            multigammaln booleannot logicalnot bitwisenot constrain shortcut beq bge bgt ble blt bne
-            tozero oneblob mxfp nvfp arith densetosparse uniformshape conjugate truncate
-copy        separate split hsplit vsplit dsplit rsplit rot90 unbind append blockdiag diagflat
-            diagembed extract transformaxes transform4daxes expand identity diagonal clone
+elementwise add addition addto increment* decrement* negat* kron* axpby geam dgmm rot colortwist*
+            hsv addcmul addcdiv plus bitwise logical mul mult multiply div divide sub subtract scal
+            scale scaling clamp clip pow power exp expm log logp sqrt rsqrt square abs neg sign
+            reciprocal sin sinh cos cosh tan absolute fabs gcd lcm nextafter isclose bessel* floor
+            ceil round trunc axpy binarize lerp bias reconstruct threshold thresh equal notequal
+            greater less compare heaviside fma gate broadcast lgamma igamma polygamma where acos*
+            asin* atan* digamma erf* frac sgn signbit logit sinc nantonum rsub xlogy hypot fmod
+            remainder copysign maximum minimum fmax fmin ldexp conj lshift rshift xor alibi bitmask
+            rescale gt ge lt le eq ne downscale mask polar cross outer shift addr angle freq arc*
+            rad2deg deg2rad frexp negative isinf isneginf isposinf isreal gammainc* gammaln airy*
+            chebyshev* hermite* laguerre* legendre* ndtr* zeta entr expit modf real imag complex
+            xlog1py multigammaln booleannot logicalnot bitwisenot constrain shortcut beq bge bgt ble
+            blt bne tozero oneblob mxfp nvfp arith densetosparse uniformshape conjugate truncate
+copy        transfer separate split hsplit vsplit dsplit rsplit rot90 unbind append blockdiag
+            diagflat diagembed extract transformaxes transform4daxes expand identity diagonal clone
 set         constant full
 reduction   prefix allclose nansum trapz
 sort        top
@@ -252,7 +253,7 @@ _INDEX = _set(
     " offset offsets stride strides seqlen seqlens len lens length lengths slot slots table tables"
     " inputs map maps mapping mappings desc descs descriptor descriptors ptrs pointers args"
     " arguments params parameters schedule schedules addrs addresses pairs"
-    " ptr pointer numblocks"
+    " ptr pointer numblocks problemsizes starts"
 )
 
 # Operands: the word before them says what they belong to, not what is done.
@@ -271,8 +272,8 @@ _NOISE = _set(
     " lossless lossy"
 )
 _IDIOMS = _set(
-    "varlen splitkv varshape gridstride pow2 innerouter outerpersistent numblocks deepgemm"
-    " fwdcontiguous bwdcontiguous"
+    "varlen splitkv kvpool memorypool mempool varshape gridstride pow2 innerouter outerpersistent"
+    " numblocks problemsizes deepgemm fwdcontiguous bwdcontiguous"
 )
 
 # Behind them stands the purpose or the means of the work.
