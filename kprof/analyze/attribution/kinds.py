@@ -183,7 +183,7 @@ copy        copy* *copy *memcpy cpy memcpy transpos* transpose trans permut* cat
             pack* repack* unpack* im2col col2im vol2col col2vol row2col col2row rowtocol coltorow
             vol2im im2d2col dimsdims dimstodims dims2dims move kvcache kvupdate updatecache
             storecache writecache andcache compressbert prepack* reformat* tril triu triangular
-            recat kvtrans swapkernel sswap dswap cswap zswap laswp arrange store save
+            recat kvtrans swapkernel sswap dswap cswap zswap laswp arrange
 indexing    reverse
 attention   chunk* *chunk prefill causal noncausal groupedkernelstage
 convolution *cudnn fprop
@@ -208,8 +208,9 @@ elementwise add addition addto increment* decrement* negat* kron* axpby geam dgm
             chebyshev* hermite* laguerre* legendre* ndtr* zeta entr expit modf real imag complex
             xlog1py multigammaln booleannot logicalnot bitwisenot constrain shortcut beq bge bgt ble
             blt bne tozero oneblob mxfp nvfp arith densetosparse uniformshape conjugate truncate
-copy        transfer separate split hsplit vsplit dsplit rsplit rot90 unbind append blockdiag
-            diagflat diagembed extract transformaxes transform4daxes expand identity diagonal clone
+copy        transfer store save separate split hsplit vsplit dsplit rsplit rot90 unbind append
+            blockdiag diagflat diagembed extract transformaxes transform4daxes expand identity
+            diagonal clone
 set         constant full
 reduction   prefix allclose nansum trapz
 sort        top
@@ -333,6 +334,9 @@ _FRAMES: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
     )
 )
 
+# Template arguments of a functor's frame that say where and as what the operands are read.
+_ADDRESSING = re.compile(r"\w*OffsetCalculator\w*|\w+With(out)?Cast\b|std::array\b.*")
+
 # Functions that do what a template argument says: the kind of others is in their own name.
 _GENERIC = re.compile(
     r"^(Kernel2?|device_kernel|kentry|trampoline_kernel|kernel|_kernel_agent|parallel_for\w*"
@@ -359,7 +363,10 @@ EXPRESSION_RULES: tuple[tuple[str, str], ...] = (
 # For kernels whose names say nothing; matched against the operator's name.
 OP_RULES: tuple[tuple[str, str], ...] = (
     *OWN_OP_RULES,
-    ("collective", r"^(nccl|c10d|record_param_comms|_c10d)|allreduce|all_reduce|allgather"),
+    (
+        "collective",
+        r"^(nccl|gloo|mpi|ucc|xccl|hccl|c10d|record_param_comms|_c10d)|allreduce|all_reduce|allgather",
+    ),
     ("attention", r"attention|flash_attn|fmha"),
     ("convolution", r"conv"),
     ("optimizer", r"_fused_(adam|sgd|adagrad)|^Optimizer\.step"),
@@ -482,7 +489,7 @@ def kind_of_name(name: str) -> str | None:
         return "collective"
     for pattern, kinds in _FRAMES:
         if pattern.search(parts.function):
-            functor = re.sub(r"\w*OffsetCalculator\w*|std::array\b.*", "", parts.arguments)
+            functor = _ADDRESSING.sub("", parts.arguments)
             words = _words(f"{parts.function} {functor}")
             told = {_ROWS[row][0] for word in words if (row := _row(word)) is not None}
             return next((kind for kind in kinds if kind in told), kinds[-1])

@@ -345,6 +345,23 @@ def test_what_a_kernel_serves_or_lacks_is_not_its_work():
     assert {name: find_kind(name, "kernel", None, None) for name in expected} == expected
 
 
+def test_how_an_elementwise_kernel_reads_its_operands_tells_no_kind():
+    frame = "void at::native::unrolled_elementwise_kernel<{}, at::detail::Array<char*, 3>, {}>(int)"
+    addressing = [
+        "TrivialOffsetCalculator<2>, at::native::memory::LoadWithCast<2>, StoreWithCast<1>",
+        "OffsetCalculator<2>, at::native::memory::LoadWithoutCast, StoreWithoutCast",
+    ]
+    expected = {"at::native::CUDAFunctor_add<float>": "elementwise", "FillFunctor<int>": "set"}
+    for functor, kind in expected.items():
+        names = [frame.format(functor, how) for how in addressing]
+        assert [find_kind(name, "kernel", None, None) for name in names] == [kind, kind]
+
+
+@pytest.mark.parametrize("name", ["gloo:recv", "gloo:all_reduce", "nccl:all_to_all", "mpi:send"])
+def test_the_communication_of_a_host_is_collective(name):
+    assert find_kind(name, "host", name, None) == "collective"
+
+
 def test_the_names_of_blas_tell_products_rotations_and_solvers():
     expected = {
         "rocblas_trmvn_kernel": "gemm",
