@@ -140,16 +140,16 @@ class WindowFollower:
         self.has_stopped = False
         """Whether the workload was asked to end."""
         self._raw, self._options, self._say = raw, options, say
-        self._told_ns: int | None = None
-        self._is_over = False
+        self._began_ns: int | None = None
+        self._is_over = self._may_train = False
         self._over_since = 0.0
         self._stamp: tuple[tuple[str, int], ...] = ()
 
     def look(self, process: Process) -> None:
         """Read what is new; end the workload where that was asked for and nothing is to come."""
-        if not self._is_over and self._has_news():
+        if not self.has_stopped and self._has_news():
             self._follow(recorders_of(self._raw))
-        if self._is_over and self._options.stops_after_recording:
+        if self._is_over and self._options.stops_after_recording and not self._may_train:
             self._stop(process)
 
     def _has_news(self) -> bool:
@@ -165,19 +165,33 @@ class WindowFollower:
         if not windows:
             return
         began_ns = min(one["window_ns"][0] for one in windows)
-        if self._told_ns is None:
-            self._told_ns = began_ns
-            self._say(f"recording {counted(self._options.steps, 'step')}")
-        if all(one["is_complete"] and len(one["window_ns"]) > 1 for one in windows):
+        # Training replaces calls that came before it, and a block of the script an earlier one.
+        is_another = self._is_over and began_ns != self._began_ns
+        if self._began_ns is None or is_another:
+            self._is_over = False
+            self._say(
+                f"recording {self._what_is_recorded(windows)}"
+                + (", in place of the recording before" if is_another else "")
+            )
+        self._began_ns = began_ns
+        is_complete = all(one["is_complete"] and len(one["window_ns"]) > 1 for one in windows)
+        if is_complete and not self._is_over:
             self._is_over, self._over_since = True, time.monotonic()
+            self._may_train = any(one.get("may_train") for one in windows)
             took_s = (max(one["window_ns"][1] for one in windows) - began_ns) / 1e9
             number = min(sum(step["recorded"] for step in one["steps"]) for one in windows)
-            self._say(
-                f"recorded {counted(number, 'step')} in {three_digits(took_s)} s; "
-                + self._what_follows()
-            )
+            what = counted(number, "step") if number else "a block"
+            self._say(f"recorded {what} in {three_digits(took_s)} s; {self._what_follows()}")
+
+    def _what_is_recorded(self, windows: Sequence[Mapping[str, Any]]) -> str:
+        if any(one.get("is_block") for one in windows):
+            return "a block"
+        steps = counted(self._options.steps, "step")
+        return f"{steps} of training" if any(one["optimizer"] for one in windows) else steps
 
     def _what_follows(self) -> str:
+        if self._may_train:
+            return "training may follow, and would be recorded instead; Ctrl-C to stop here"
         if self._options.stops_after_recording:
             return "the workload is ended here"
         return "the workload goes on; Ctrl-C to stop here"

@@ -222,6 +222,48 @@ def test_the_user_hears_when_the_recording_begins_and_when_it_is_over(tmp_path):
     assert 0 < written_ns - opened_ns < 60e9
 
 
+EVALUATING_FIRST = f"""{LEAN_TORCH}
+import sys, time
+model = torch.nn.Linear(4, 4)
+optimizer = SGD(model.parameters(), lr=0.1)
+for step in range(12):
+    model.eval()(torch.ones(2, 4))
+time.sleep(0.5)
+for step in range(int(sys.argv[1])):
+    model.train()(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+time.sleep(2)
+"""
+
+
+def test_the_user_hears_that_training_replaces_calls_that_were_recorded_before_it(tmp_path):
+    (tmp_path / "script.py").write_text(EVALUATING_FIRST)
+    command, heard = (sys.executable, str(tmp_path / "script.py"), "12"), []
+    launch(LaunchOptions(command, tmp_path / "run.kprof", steps=2), heard.append)
+    assert [quantities_in(told)[0] for told in heard] == ["2"] * 4
+    (part,) = (tmp_path / "run.kprof" / "raw").glob("rank*")
+    opened_ns, written_ns = json.loads((part / "recorder.json").read_text())["window_ns"]
+    took_s = float(quantities_in(heard[-1])[1].removesuffix(" s"))
+    assert took_s == pytest.approx((written_ns - opened_ns) / 1e9, rel=0.01)
+
+
+def test_a_workload_with_an_optimizer_is_not_ended_before_its_training_is_recorded(tmp_path):
+    done = record(tmp_path, EVALUATING_FIRST, "1000000000", steps=2, stops_after_recording=True)
+    assert done.result.exit_code == 0
+    assert done.description["optimizer"] is not None
+    assert len(done.recorded_steps()) == 2
+
+
+@pytest.mark.parametrize("work", ["ones @ ones", "with kprof.profile(sys.argv[1]): ones @ ones"])
+def test_no_number_of_steps_is_announced_where_steps_do_not_end_the_recording(tmp_path, work):
+    script = f"{LEAN_TORCH}\nimport sys, time, kprof\nones = torch.ones(8, 8)\n{work}\n"
+    (tmp_path / "script.py").write_text(script + "time.sleep(0.5)\n")
+    command = (sys.executable, str(tmp_path / "script.py"), str(tmp_path / "block.kprof"))
+    heard = []
+    launch(LaunchOptions(command, tmp_path / "run.kprof"), heard.append)
+    assert [told for told in heard if "step" in told] == []
+
+
 def test_a_workload_is_ended_after_its_recording_where_that_was_asked_for(tmp_path):
     done = record(tmp_path, STEPPING, "1000000000", steps=2, stops_after_recording=True)
     assert done.result.exit_code == 0

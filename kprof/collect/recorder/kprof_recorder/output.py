@@ -74,7 +74,10 @@ class Outcome:
         self.exported: Recording | None = None
         self._folder: Path | None = None
         self.window_ns: list[int] = []
-        """When the window was opened, and when its trace was written, in ns since 1970."""
+        """When the window was opened, and when its trace was written, in ns since 1970.
+
+        Empty where the recording is of the beginning.
+        """
         # An order to record a service may skip more, but that is none of its warm-up.
         self.warm_up = recorder.settings.skip
         self.rank = 0
@@ -146,7 +149,8 @@ class Outcome:
             self.exported = recording
             self.notes.write(self.folder)
             self.graphs.write(self.folder)
-        self.window_ns = [*self.window_ns[:1], time.time_ns()]
+        if self.window_ns:
+            self.window_ns = [self.window_ns[0], time.time_ns()]
         self.describe(problems=self.recorder.problems)
 
     def export_light_pass(self, recording: Recording) -> None:
@@ -216,9 +220,10 @@ class Outcome:
         return started_by() is None or "RANK" in os.environ
 
     def _description(self) -> dict[str, Any]:
-        settings, counter = self.recorder.settings, self.recorder.counter
-        recording = self.exported
+        recorder, recording = self.recorder, self.exported
+        settings, counter = recorder.settings, recorder.counter
         recorded = recording.steps if recording else []
+        latest = recorder.running or recording
         return {
             "schema": 1,
             "pid": os.getpid(),
@@ -240,11 +245,13 @@ class Outcome:
             "num_steps_seen": counter.num_counted,
             "is_count_final": self.is_count_final,
             "steps": self._steps(recorded),
-            "is_light_pass_due": self.recorder.light_stage is not LightStage.NONE,
+            "is_light_pass_due": recorder.light_stage is not LightStage.NONE,
             "skip": self.warm_up,
             "window": [recorded[0], recorded[-1]] if recorded else None,
             "optimizer": counter.leader.name if counter.rule is Rule.OPTIMIZER else None,
             "window_ns": self.window_ns,
+            "is_block": latest is not None and latest.is_block,
+            "may_train": recorder.may_train,
             "caveats": self._caveats(),
             "shapes": settings.shapes,
             "stacks": settings.stacks,

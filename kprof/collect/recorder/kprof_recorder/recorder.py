@@ -29,6 +29,7 @@ from .capture import (
     new_window,
     would_wake_a_gpu,
 )
+from .compiler import subclasses
 from .memory import history
 from .named_ranges import STEP, Models, Range
 from .native import RLock, perf_counter_ns, time_ns
@@ -296,6 +297,11 @@ class Recorder(Follower):
     def is_counting(self) -> bool:
         """Whether outermost calls still have to be told."""
         return self.stage is not Stage.DONE or self.counter.rule is Rule.CALL
+
+    @property
+    def may_train(self) -> bool:
+        """Whether steps are calls, and an optimizer that was made has not stepped yet."""
+        return self.counter.rule is Rule.CALL and not self.counter.has_trained and has_optimizer()
 
     @softly
     def begin(self) -> None:
@@ -594,6 +600,11 @@ class Recorder(Follower):
             running, self.running = self.running, None
             running.capture.cancel()
         self.on_change()
+
+
+def has_optimizer() -> bool:
+    """Return whether an optimizer was made: torch then hooks its class's `step`."""
+    return any(hasattr(one.step, "hooked") for one in subclasses(torch.optim.Optimizer))
 
 
 # Enough to compare recorded steps with unrecorded ones; an event is never freed before the end.

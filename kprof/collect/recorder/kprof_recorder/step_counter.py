@@ -98,6 +98,11 @@ class StepCounter:
         known = {step.index: step for step in (*self._first, *self._kept, *self._last)}
         return [known[index] for index in sorted(known)]
 
+    @property
+    def has_trained(self) -> bool:
+        """Whether an optimizer has stepped."""
+        return bool(self._recent_optimizers)
+
     def keep_last(self) -> None:
         """Keep the step that was completed last, however many follow."""
         self._kept.append((self._last or self._first)[-1])
