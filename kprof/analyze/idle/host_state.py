@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -160,7 +161,8 @@ def _outermost(ranges: pd.DataFrame) -> np.ndarray:
 def _blocking_calls(trace: Trace) -> pd.Series[Any]:
     """Return the calls that block the host, with the cause that each proves.
 
-    A wait in the operator of a pageable upload belongs to that upload.
+    A wait in the operator of a pageable upload belongs to that upload where the operator launched
+    nothing else in between.
     """
     ranges, kernels = trace.ranges, trace.kernels
     found: dict[int, str] = {}
@@ -174,11 +176,9 @@ def _blocking_calls(trace: Trace) -> pd.Series[Any]:
         dict.fromkeys(_launched(kernels, causes.PAGEABLE_DOWNLOAD), causes.SYNCHRONIZATION)
     )
     parent = ranges["parent"].to_numpy(np.int64, na_value=NOTHING)
-    uploading = {int(parent[row]) for row in uploads} - {NOTHING}
-    is_op = (ranges["kind"] == "op").to_numpy(bool)
-    for row in found:
-        if int(parent[row]) in uploading and is_op[parent[row]]:
-            found[row] = causes.PAGEABLE_COPY
+    waits = [row for row, cause in found.items() if cause == causes.SYNCHRONIZATION]
+    for row in _waits_after(trace, parent, uploads, waits):
+        found[row] = causes.PAGEABLE_COPY
     found.update(dict.fromkeys(uploads, causes.PAGEABLE_COPY))
     calls = np.array(sorted(found), dtype=np.int64)
     among_ranks = np.zeros(len(ranges), dtype=bool)
@@ -187,6 +187,28 @@ def _blocking_calls(trace: Trace) -> pd.Series[Any]:
     of_ranks = nearest(parent[calls], parent, among_ranks) != NOTHING
     found.update(dict.fromkeys(calls[of_ranks].tolist(), causes.COLLECTIVE_WAIT))
     return pd.Series([found[row] for row in calls.tolist()], index=calls, dtype=object)
+
+
+def _waits_after(
+    trace: Trace, parent: np.ndarray, uploads: list[int], waits: list[int]
+) -> list[int]:
+    """Return the waits before which their operator launched one of `uploads` last."""
+    is_op = (trace.ranges["kind"] == "op").to_numpy(bool)
+    start = trace.ranges["start_ns"].to_numpy(np.int64)
+    uploading = {int(parent[row]) for row in uploads if is_op[parent[row]]} - {NOTHING}
+    launched: dict[int, list[tuple[int, int]]] = {one: [] for one in uploading}
+    rows = np.unique(trace.kernels["launch_row"].dropna().to_numpy(np.int64))
+    for row in rows[np.isin(parent[rows], list(uploading))].tolist():
+        launched[int(parent[row])].append((int(start[row]), row))
+    for one in launched.values():
+        one.sort()
+    are_uploads, found = set(uploads), []
+    for row in waits:
+        before = launched.get(int(parent[row]), [])
+        place = bisect_right(before, (int(start[row]), row))
+        if place and before[place - 1][1] in are_uploads:
+            found.append(row)
+    return found
 
 
 def _launched(kernels: pd.DataFrame, pattern: str) -> list[int]:

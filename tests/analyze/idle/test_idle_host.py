@@ -109,6 +109,36 @@ def test_a_copy_from_pageable_memory_blocks_the_host_and_so_does_its_wait():
     assert trace.idle["place"].tolist()[0] == "aten::copy_"
 
 
+def after_an_upload(name, *between):
+    """Return the cause of the idle time in a call of an operator that has uploaded something."""
+    upload = {**LAUNCH, "name": "cudaMemcpyAsync", "start_ns": 100 * US, "duration_ns": 10 * US}
+    trace = analyzed(
+        {"duration_ns": 50 * US},
+        {"name": "Memcpy HtoD (Pageable -> Device)", "start_ns": 105 * US, "correlation": 1},
+        *({"start_ns": 150 * US, "correlation": 3} for _ in between),
+        {"start_ns": 1500 * US, "correlation": 2},
+        ranges=[
+            upload,
+            *between,
+            spent(200, 1400, name=name, kind="runtime"),
+            {**LAUNCH, "start_ns": 1490 * US, "correlation": 2},
+            {"name": "aten::convolution", "start_ns": 90 * US, "duration_ns": 1410 * US},
+        ],
+    )
+    longest = trace.idle["duration_ns"].idxmax()
+    return trace.idle["cause"][longest]
+
+
+def test_a_wait_belongs_to_the_upload_before_it_unless_another_launch_lies_between():
+    launch = {**LAUNCH, "start_ns": 140 * US, "correlation": 3}
+    assert after_an_upload("cudaStreamSynchronize") == "pageable copy"
+    assert after_an_upload("cudaStreamSynchronize", launch) == "synchronization"
+
+
+def test_memory_allocated_by_an_operator_that_also_uploads_is_the_allocators():
+    assert after_an_upload("cudaHostAlloc") == "allocator"
+
+
 def test_a_copy_from_pinned_memory_is_launched_like_a_kernel():
     copy = {"name": "Memcpy HtoD (Pinned -> Device)", "activity": "memcpy"}
     assert causes(**copy) == [("launch-bound", 900)]
