@@ -9,7 +9,7 @@ that time is an upper bound, and nothing a lower one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
@@ -41,6 +41,8 @@ from kprof.trace import Trace
 HOSTS_COST = 3
 
 DIFFERS = 0.01
+# Of a large recording one takes tens of MB.
+REPLAYS_KEPT = 4
 ENDS = ("low_ns", "high_ns")
 UNKNOWN = "the recording does not show its cost"
 REPLAYED = (
@@ -109,6 +111,10 @@ class Pricer:
     trace: Trace
     baseline: Baseline | None
     """None where nothing tells what ran when."""
+    _changed: dict[tuple[int, tuple[Change, ...], bytes], Replay] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    """The last few changed replays, whose durations are those of their fixes."""
 
     @property
     def refusal(self) -> str | None:
@@ -277,9 +283,8 @@ class Pricer:
         if keeps is not None:
             after_ns = np.where(keeps, self._took(), rows.after_ns)
             rows = _Rows(after_ns, rows.is_gone & ~keeps)
-        if not is_waiting:
-            replay = apply(_changes(fixes.findings, is_best=is_best), replay, self.trace)
-        changed = self._with_rows(replay, rows)
+        changes = [] if is_waiting else _changes(fixes.findings, is_best=is_best)
+        changed = self._with_rows(changes, replay, rows)
         return Gain(before.step_ns() - changed.step_ns(), gain_error_ns(before, changed))
 
     def _cautiously_gained(self, fixes: _Fixes) -> list[Gain]:
@@ -291,8 +296,8 @@ class Pricer:
         found = []
         parts = in_turns(_changes(fixes.findings, is_best=False))
         for replay in self._replays() if parts else []:
-            first, second = (apply(changes, replay, self.trace) for changes in parts)
-            first = self._with_rows(first, fixes.modest)
+            first = self._with_rows(parts[0], replay, fixes.modest)
+            second = apply(parts[1], replay, self.trace)
             gained = 2 * replay.step_ns() - first.step_ns() - second.step_ns()
             found.append(Gain(gained, gain_error_ns(replay, first, second)))
         if fixes.unlaunched.any():
@@ -302,10 +307,20 @@ class Pricer:
             ]
         return found
 
-    def _with_rows(self, replay: Replay, rows: _Rows) -> Replay:
-        if rows.is_gone.any():
-            replay = without_rows(rows.is_gone, replay, self.trace)
-        return with_durations(replay, rows.after_ns)
+    def _with_rows(self, changes: list[Change], replay: Replay, rows: _Rows) -> Replay:
+        """Return the replay after changes, with these durations.
+
+        Findings of one step often share their changes, and differ in the durations alone.
+        """
+        key = id(replay), tuple(changes), rows.is_gone.tobytes()
+        if key not in self._changed:
+            changed = apply(changes, replay, self.trace)
+            if rows.is_gone.any():
+                changed = without_rows(rows.is_gone, changed, self.trace)
+            for oldest in list(self._changed)[: 1 - REPLAYS_KEPT]:
+                del self._changed[oldest]
+            self._changed[key] = changed
+        return with_durations(self._changed[key], rows.after_ns)
 
     def _modestly_gained(self, fixes: _Fixes, replay: Replay) -> Gain:
         gained = self._gained(fixes, replay, is_best=False)
