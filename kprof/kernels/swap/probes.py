@@ -231,9 +231,13 @@ def set_mode(module: Module, is_training: bool) -> None:
 
 @contextmanager
 def probing(device: torch.device) -> Iterator[torch.Generator]:
-    """Run a probe without gradients and autocast, and without use of the caller's random state."""
+    """Run a probe without gradients, and without the caller's autocast, inference mode and seed.
+
+    Torch counts no writes to tensors of its inference mode.
+    """
     devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices), torch.no_grad(), warnings.catch_warnings():
+    no_modes = torch.inference_mode(mode=False), torch.no_grad()
+    with torch.random.fork_rng(devices), no_modes[0], no_modes[1], warnings.catch_warnings():
         # Torch may warn of slow settings that no result depends on.
         warnings.simplefilter("ignore")
         with torch.autocast(device.type, enabled=False):

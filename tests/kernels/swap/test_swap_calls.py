@@ -205,3 +205,18 @@ def test_a_kernel_may_round_less_than_torch_but_compute_nothing_else():
     assert bfloat16 not in settings_of(TORCHS.cross_entropy, loss)
     exact = dataclasses.replace(loss, is_more_exact=False)
     assert bfloat16 not in settings_of(as_under_autocast_on_a_gpu, exact)
+
+
+def test_sites_are_found_in_torchs_inference_mode_as_outside_of_it():
+    model = Model()
+    wanted = model(tokens())
+
+    def found():
+        with swapped(model, *NAMES) as swap:
+            torch.testing.assert_close(model(tokens()), wanted)
+        return [(site.name, site.kernel, site.skipped, site.num_replaced) for site in swap.sites]
+
+    outside = found()
+    with torch.inference_mode():
+        assert found() == outside
+    assert len([one for one in outside if one[-1]]) == 9
