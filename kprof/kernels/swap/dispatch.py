@@ -197,8 +197,8 @@ class Dispatcher:
             function = functions.get(device)
             is_taken = function is not None and (x.dtype, cast) in settings
             is_taken = is_taken and refuses(*arguments) is None
-            if most_rows:
-                is_taken = is_taken and x.numel() <= most_rows * x.shape[-1]
+            if is_taken and most_rows:
+                is_taken = _is_surely(x.numel() <= most_rows * x.shape[-1])
             note(is_taken)
             return function if is_taken else None
 
@@ -345,6 +345,18 @@ def _as_constant(function: Callable[..., bool]) -> Callable[..., bool]:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+def _is_surely(claim: Any) -> bool:
+    """Return whether a claim about sizes holds; of sizes that data decides, whether it always does.
+
+    A compiler that traces this guards sizes that it knows, and breaks no graph for others.
+    """
+    # Imported where compilers have imported it: it takes seconds.
+    from torch.fx.experimental import symbolic_shapes
+
+    # Before torch 2.8, a graph breaks at sizes that data decides.
+    return bool(getattr(symbolic_shapes, "guard_or_false", bool)(claim))
 
 
 @_as_constant

@@ -52,6 +52,60 @@ def test_no_graph_breaks_are_added():
         assert torch._dynamo.explain(model)(tokens()).graph_break_count == 0
 
 
+class Routed(nn.Module):
+    """As mixtures of experts: the data decides how many rows an expert gets."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.expert = Norm(16), Mlp(16)
+
+    def forward(self, x, is_routed):
+        return self.expert(self.norm(x[is_routed]))
+
+
+def num_graphs_and_breaks(model, *given, is_dynamic=None):
+    torch.compiler.reset()
+    counters.clear()
+    graphs = Graphs()
+    compiled = torch.compile(model, backend=graphs, dynamic=is_dynamic)
+    for one in given:
+        compiled(*one)
+    return len(graphs.seen), sum(counters["graph_break"].values())
+
+
+@pytest.mark.slow
+def test_sizes_that_change_add_no_graph_and_no_break():
+    model = Model()
+    given = [(tokens(2, length), tokens(2, length)) for length in (5, 7)]
+    wanted = num_graphs_and_breaks(model, *given, is_dynamic=True)
+    with swapped(model, *NAMES) as swap:
+        assert num_graphs_and_breaks(model, *given, is_dynamic=True) == wanted
+    assert all(one.provider for site in swap.sites for one in site.calls if one.is_compiled)
+
+
+@pytest.mark.slow
+def test_rows_that_lie_apart_in_memory_add_no_break_where_sizes_change():
+    model = nn.Sequential(Norm(8))
+    given = [(torch.randn(2, length, 8)[:, :3],) for length in (5, 7)]
+    wanted = num_graphs_and_breaks(model, *given, is_dynamic=True)
+    with swapped(model, "rmsnorm=eager"):
+        assert num_graphs_and_breaks(model, *given, is_dynamic=True) == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_rows_that_data_selects_add_no_graph(is_captured):
+    # Where the original breaks a graph, the frame of the swapped forward counts that break again.
+    given = (torch.randn(6, 16), torch.tensor([True, False, True, True, False, True]))
+    model = Routed()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=is_captured):
+        wanted, _ = num_graphs_and_breaks(model, given)
+        with swapped(model, *NAMES):
+            num_graphs, num_breaks = num_graphs_and_breaks(model, given)
+    assert num_graphs == wanted
+    assert not (is_captured and num_breaks)
+
+
 def test_a_graph_compiled_before_a_swap_is_not_used_in_it_nor_the_other_way_round():
     model, graphs = nn.Sequential(Norm(8)), Graphs()
     compiled, x = torch.compile(model, backend=graphs, fullgraph=True), torch.ones(2, 8)
