@@ -308,6 +308,11 @@ def _sizes(shapes: list[object]) -> tuple[int, int, int, int]:
     return math.prod(left[:-2]), left[-2], right[-1], left[-1]
 
 
+# Of what removing waits and launches, or a faster type of products, gains at best: what a modest
+# success gains. In 27 real changes and 26 simulated ones, 0.75 was the least.
+MODEST = 2 / 3
+
+
 # Below this share of the device time even a perfect kernel saves less than a run varies.
 LEAST_SHARE = 0.01
 

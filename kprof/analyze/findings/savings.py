@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kprof.analyze.attribution.steps import whole_ns
+from kprof.analyze.findings.patterns import MODEST
 from kprof.analyze.findings.recoverable import perhaps_once
 from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
 from kprof.analyze.idle.causes import PAGEABLE_COPY, SYNCHRONIZATION
@@ -325,9 +326,9 @@ class Pricer:
     def _modestly_gained(self, fixes: _Fixes, replay: Replay) -> Gain:
         gained = self._gained(fixes, replay, is_best=False)
         if any(_may_succeed_in_part(one.fix) for one in fixes.findings if one.rule != UNEXPLAINED):
-            # Half of the waiting goes away: half of the most that it may gain.
+            # A part of the waiting goes away: that part of the most that it may gain.
             waiting = self._gained(fixes, replay, is_best=False, is_waiting=True)
-            return Gain((gained.most_ns + waiting.most_ns) / 2, 0.0)
+            return Gain(MODEST * gained.most_ns + (1 - MODEST) * waiting.most_ns, 0.0)
         return gained
 
 

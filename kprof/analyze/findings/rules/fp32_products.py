@@ -6,7 +6,7 @@ import numpy as np
 
 from kprof.analyze.capture_quality.unanswered import why_no_ceilings
 from kprof.analyze.findings.claims import in_words, percent, proof, work_places
-from kprof.analyze.findings.patterns import in_type_ns
+from kprof.analyze.findings.patterns import MODEST, in_type_ns
 from kprof.analyze.findings.queries import (
     count_steps,
     is_one_of,
@@ -57,7 +57,7 @@ def check(trace: Trace) -> list[Finding]:
             effort="low",
             rows=tuple(rows.tolist()),
             details=work_places(trace, rows),
-            fix=Fix(best_ns=best, modest_ns=(best + took) // 2),
+            fix=Fix(best_ns=best, modest_ns=round(took - MODEST * (took - best))),
             # The variable is about products alone; convolutions have a switch in Python.
             command="" if is_conv else proof(trace, "--env", SETTING),
         )

@@ -6,7 +6,7 @@ import numpy as np
 
 from kprof.analyze.capture_quality.unanswered import why_no_ceilings
 from kprof.analyze.findings.claims import in_words, percent, proof_by_copy, work_places
-from kprof.analyze.findings.patterns import in_type_ns
+from kprof.analyze.findings.patterns import MODEST, in_type_ns
 from kprof.analyze.findings.queries import (
     Bools,
     Int64s,
@@ -68,7 +68,7 @@ def check(trace: Trace) -> list[Finding]:
             rows=tuple(np.union1d(multiplying, moving).tolist()),
             details=work_places(trace, multiplying),
             # Kernels that only move data take half at best; the modest case keeps float32.
-            fix=Fix(best + moved // 2, (best + took) // 2 + moved),
+            fix=Fix(best + moved // 2, round(took - MODEST * (took - best)) + moved),
             command=proof_by_copy(trace, "bf16"),
         )
     ]
