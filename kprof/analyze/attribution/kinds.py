@@ -64,20 +64,22 @@ collective  allreduce* allgather* reducescatter* alltoall* all2all* a2a a2av ncc
             crossdevicereduce *userbuffers lamport quickreduce haloexchange exchangehalo
             pushpullhalo ack phaseack publish* multicast syncallgpus symmmem symmetricmem pingpong
             waitsignal notifysignal ringreduce ringreduction ppsend pprecv pgsend pgrecv pgbroadcast
-            notify reshard* ringbcast rdxn combinepush combinewait waitcombine broadcastring
+            notify reshard* ringbcast rdxn combinepush combinewait lowlatencydispatch
+            lowlatencycombine dispatchnormal combinenormal moedistribute waitcombine broadcastring
             broadcasttree broadcastll broadcastsimple collectonstream fcollect onstream epdispatch
             epcombine
 set         memset
 attention   kkt householder fna siso parallax
 reduction   cumsum cumprod segsum prefixsum gathersum indexmax maxreducescatter quantparam
             quantizationparam vectornorm matrixnorm frobenius clipnorm blockallreduce warpallreduce
-            dequantreduce gradnorm pnorm l0norm l1norm maxnorm minnorm infnorm globalnorm
+            blocksum dequantreduce gradnorm pnorm l0norm maxnorm minnorm infnorm globalnorm
             centroidupdate moereduc* moereduction moesum
-indexing    topermutation tokenpool src2dst maskedupdate mappedidx setrows
-copy        packhalo unpackhalo initfrom setkvbuffer setmlakvbuffer
+indexing    topermutation tokenpool src2dst blocktable advancestep moedata alignblocksize alignsum
+            maskedupdate mappedidx setrows
+copy        packhalo unpackhalo initfrom tomarlin setkvbuffer setmlakvbuffer
 other       householderreflector conjugategradient lengthcriterion stopcriterion stoppingcriterion
             stopwords* sinkhorn binomialoption* furthest*
-sort        moegate moegating* moefusedgate topkhash gatingtopk selectexpert
+sort        moegate moegating* moefusedgate topkhash gatingtopk selectexpert countandsort
 elementwise transducerjoint gdngate gdngating kdagate kdagating glagate outerprod outerproduct
             multicasttranspose scalezeropoint*
 loss        crossentropy *entropy xent nll *loss losses *criterion focal kl kldiv labelsmooth* rnnt
@@ -254,7 +256,7 @@ _INDEX = _set(
     " offset offsets stride strides seqlen seqlens len lens length lengths slot slots table tables"
     " inputs map maps mapping mappings desc descs descriptor descriptors ptrs pointers args"
     " arguments params parameters schedule schedules addrs addresses pairs"
-    " ptr pointer numblocks problemsizes starts"
+    " ptr pointer numblocks problemsizes starts indptr"
 )
 
 # Operands: the word before them says what they belong to, not what is done.
@@ -269,7 +271,7 @@ _NOISE = _set(
     "kernel kern ker cuda gpu hip triton fwd bwd forward backward grad gradient impl fused warp"
     " block thread row col rows cols token tokens group layer batch qkv cache opt vec tiled naive"
     " inplace small large multi single device shared static dynamic persistent ragged jagged"
-    " masked scaled scattered gathered update output input quantile gemma fbgemm deepgemm"
+    " masked scaled scattered gathered sampled update output input quantile gemma fbgemm deepgemm"
     " lossless lossy"
 )
 _IDIOMS = _set(

@@ -303,6 +303,7 @@ def test_preparing_an_index_does_none_of_the_work_that_it_is_for():
         "setup_batched_array_kernel": "indexing",
         "_gen_sampling_params_kernel": "indexing",
         "generate_row_addrs": "indexing",
+        "moe_lora_align_block_size_kernel": "indexing",
         "fused_gemm_update_args": "gemm",
         "compute_conv_offsets": "convolution",
     }
@@ -333,6 +334,8 @@ def test_what_a_kernel_serves_or_lacks_is_not_its_work():
         "_silu_mul_fp8_quant_deep_gemm_masked": "elementwise",
         "FusedGluWithoutLinearGrad": "elementwise",
         "multinomial_without_replacement": "random",
+        "flatten_sampled_kernel": "copy",
+        "gptq_to_marlin": "copy",
         "pack_halo_kernel": "copy",
         "halo_exchange": "collective",
         "length_criterion": "other",
@@ -389,7 +392,7 @@ def test_each_word_of_the_table_stands_once():
 
 # Measured: 93.1 % and 81.4 %. The aim for names that are held out is 97 %, which is not reached.
 @pytest.mark.parametrize(
-    ("part", "num_libraries", "least_share"), [("developed", 222, 0.95), ("held out", 95, 0.81)]
+    ("part", "num_libraries", "least_share"), [("developed", 225, 0.95), ("held out", 104, 0.81)]
 )
 def test_names_of_public_libraries_have_the_kind_of_their_readers(part, num_libraries, least_share):
     shares, _ = score(corpus(part))
