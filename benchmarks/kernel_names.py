@@ -103,7 +103,15 @@ def write(labels, shares, mean, misled):
     for label in labels:
         count[label.library] += 1
     rows = [
-        row("all", 100 * mean, "%", "higher", REACH, num_names=len(labels)),
+        row(
+            "all",
+            100 * mean,
+            "%",
+            "higher",
+            REACH,
+            num_names=len(labels),
+            num_libraries=len(shares),
+        ),
         *(
             row(part, 100 * share, "%", "higher", num_names=names)
             for part, (share, names) in by_round(labels).items()
