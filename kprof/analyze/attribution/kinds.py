@@ -22,11 +22,13 @@ from kprof.trace import Trace
 
 _OPENING, _CLOSING = "<({[", {">": "<", ")": "(", "}": "{", "]": "["}
 
-_ANONYMOUS = re.compile(r"\(anonymous namespace\)::|\(anonymous\)::|<unnamed>::|_GLOBAL__N__?\w*::")
+_ANONYMOUS = re.compile(
+    r"\(anonymous namespace\)::|\(anonymous\)::|<unnamed>::|\b_GLOBAL__N__?\w*::"
+)
 
 _OPERATOR = re.compile(r"operator(\(\)|\[\]|<<?=?|>>?=?|->)")
 
-_LENGTH = re.compile(r"\d+")
+_LENGTH = re.compile(r"\d{1,9}")  # longer than any name
 
 _ROCM_SUFFIX = ".kd"  # of a kernel's descriptor
 
@@ -34,7 +36,7 @@ _ROCM_SUFFIX = ".kd"  # of a kernel's descriptor
 _CUTE_PREFIX, _CUTE_TYPES = "kernel_cutlass_kernel_", "_object_at_"
 
 # The type of the operands, which MTIA's names end in: fc-dtype_Float, cat.out-dtype_Long-extraKey_1
-_OPERANDS = re.compile(r"-dtype_\w+(-\w+)*$")
+_OPERANDS = "-dtype_"
 
 OTHER = "other"
 
@@ -72,7 +74,7 @@ set         memset
 attention   kkt householder fna siso parallax
 reduction   cumsum cumprod segsum prefixsum gathersum indexmax maxreducescatter quantparam
             quantizationparam vectornorm matrixnorm frobenius clipnorm blockallreduce warpallreduce
-            blocksum dequantreduce gradnorm pnorm l0norm maxnorm minnorm infnorm globalnorm
+            dequantreduce gradnorm pnorm l0norm maxnorm minnorm infnorm globalnorm
             centroidupdate moereduc* moereduction moesum
 indexing    topermutation tokenpool src2dst blocktable advancestep moedata alignblocksize alignsum
             maskedupdate mappedidx setrows
@@ -126,6 +128,7 @@ copy        fillkv fillkvcache slicescatter copyqkv concatkvcache makesequential
             unpacksegment convertdimstodims zeropad zeropadding d2dcpy d2hcpy h2dcpy majorto
             positioncopy conjugatecopy subtensoropwithsubtensor
 softmax     *softmax softmin sparsemax entmax
+reduction   blocksum
 other       quat* voxel* mesh* ray rays raster* triangle iou* giou nms tree trees knn camera* pose
             frustum morton octree fft ifft butterfly ballquery texture* mip splat* distance bbox
             gaussian upsert evict insert* hash* hashmap hashtable nearestneighbor blur bilateral fps
@@ -287,7 +290,7 @@ _PART = re.compile(
     r"0x[0-9a-f]+|[wa]\d+[wa]\d+|(?<![a-z0-9])(?:(?:bf|mx|[efi])\d+){3,}(?![a-z0-9])"
     r"|n[cdhw]{2,4}\d*(?![a-z])|[hs]\d{3,5}"
     r"|(?:s?u?int|b?float|fp|bf|tf|nf|[fhiuwqas])(?:16|32|64|\d)(?!d(?![a-z]))"
-    r"|e\dm\d\w*?(?=_|$)|\d+bits?(?![a-z])|[a-z]+|\d+d(?![a-z])|\d+"
+    r"|e\dm\d[a-z0-9]*|\d+bits?(?![a-z])|[a-z]+|\d+d(?![a-z])|\d+"
 )
 _TYPE = re.compile(
     r"(?:s?u?int|b?float|fp|bf|tf|nf|[fhiuwqs])\d+|e\dm\d\w*|\d+bits?|half|float|double|lowp|fp|int"
@@ -321,8 +324,8 @@ _FRAMES: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
             r"^triton_(red|per|spl)_",
             "norm softmax loss reduction",
         ),  # TensorRT names a fusion after all its operations, each in at most four letters.
-        (r"^__myl_(?=\w*(MeanSubMulMean|SqrtDivMul|Mean\w*Sqrt))", "gemm norm"),
-        (r"^__myl_(?=\w*MaxSub\w*Exp\w*Sum)", "gemm softmax"),
+        (r"^__myl_(?=\w*(MeanSubMulMean|SqrtDivMul|Mean\w{0,40}Sqrt))", "gemm norm"),
+        (r"^__myl_(?=\w*MaxSub\w{0,40}Exp\w{0,40}Sum)", "gemm softmax"),
         # XLA names a fusion after its root operations, and a lone operation `wrapped_`.
         (r"^(loop|wrapped)_(broadcast|iota)(_fusion|_\d|\.|$)", "set"),
         (
@@ -337,7 +340,7 @@ _FRAMES: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
 )
 
 # Template arguments of a functor's frame that say where and as what the operands are read.
-_ADDRESSING = re.compile(r"\w*OffsetCalculator\w*|\w+With(out)?Cast\b|std::array\b.*")
+_ADDRESSING = re.compile(r"\b\w*(?:OffsetCalculator|With(?:out)?Cast)\w*|std::array\b.*")
 
 # Functions that do what a template argument says: the kind of others is in their own name.
 _GENERIC = re.compile(
@@ -502,7 +505,7 @@ def kind_of_name(name: str) -> str | None:
     arguments = parts.arguments
     if parts.function == "trampoline_kernel":
         # One of rocPRIM's arguments names the algorithm: `scan_config_selector`.
-        arguments = " ".join(re.findall(r"\w+_config(?:_selector)?\b", arguments))
+        arguments = " ".join(re.findall(r"\b\w+_config(?:_selector)?\b", arguments))
     return _of_words(arguments) or _of_words(parts.scopes)
 
 
@@ -680,7 +683,9 @@ def parse(name: str) -> KernelName:
         return _mangled(name)
     if name.startswith(_CUTE_PREFIX):
         return KernelName(name.removeprefix(_CUTE_PREFIX).split(_CUTE_TYPES)[0], "", "")
-    text = _OPERANDS.sub("", _OPERATOR.sub("operator", _ANONYMOUS.sub("", name)))
+    head, _, operands = name.partition(_OPERANDS)
+    text = head if re.fullmatch(r"\w+(-\w+)*", operands) else name
+    text = _OPERATOR.sub("operator", _ANONYMOUS.sub("", text))
     text = text.replace("->", " ")
     outside, groups = _outermost(text)
     words = outside.split()

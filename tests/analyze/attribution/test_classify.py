@@ -318,3 +318,18 @@ def test_a_trace_without_activities_gets_empty_columns():
 def test_a_name_of_100_000_letters_is_classified_in_linear_time(piece, kind):
     name = (piece * 100_000)[:100_000]
     assert kind_of(name) == kind
+
+
+@pytest.mark.parametrize("piece", ["aWith", "Mean", "-dtype_a", "e4m3", "1"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "void at::native::elementwise_kernel<{}>(int)",
+        "triton_red_{}",
+        "__myl_{}",
+        "_Z{}",
+    ],
+)
+def test_a_name_with_100_000_letters_anywhere_is_classified_in_linear_time(name, piece):
+    long = find_kind(name.format((piece * 100_000)[:100_000]), "kernel", None, None)
+    assert long == find_kind(name.format((piece * 1_000)[:1_000]), "kernel", None, None)
