@@ -81,7 +81,7 @@ indexing    topermutation tokenpool src2dst blocktable advancestep moedata align
 copy        packhalo unpackhalo initfrom tomarlin setkvbuffer setmlakvbuffer
 other       householderreflector conjugategradient lengthcriterion stopcriterion stoppingcriterion
             stopwords* sinkhorn binomialoption* furthest*
-sort        moegate moegating* moefusedgate topkhash gatingtopk selectexpert countandsort
+sort        moegate moegating* moefusedgate topkhash gatingtopk hashtopk selectexpert countandsort
 elementwise transducerjoint gdngate gdngating kdagate kdagating glagate outerprod outerproduct
             multicasttranspose scalezeropoint*
 loss        crossentropy *entropy xent nll *loss losses *criterion focal kl kldiv labelsmooth* rnnt
@@ -188,7 +188,7 @@ copy        copy* *copy *memcpy cpy memcpy transpos* transpose trans permut* cat
             pack* repack* unpack* im2col col2im vol2col col2vol row2col col2row rowtocol coltorow
             vol2im im2d2col dimsdims dimstodims dims2dims move kvcache kvupdate updatecache
             storecache writecache andcache compressbert prepack* reformat* tril triu triangular
-            recat kvtrans swapkernel sswap dswap cswap zswap laswp arrange
+            recat kvtrans swapkernel sswap dswap cswap zswap laswp arrange tonchw tonhwc
 indexing    reverse
 attention   chunk* *chunk prefill causal noncausal groupedkernelstage
 convolution *cudnn fprop
@@ -259,7 +259,7 @@ _INDEX = _set(
     " offset offsets stride strides seqlen seqlens len lens length lengths slot slots table tables"
     " inputs map maps mapping mappings desc descs descriptor descriptors ptrs pointers args"
     " arguments params parameters schedule schedules addrs addresses pairs"
-    " ptr pointer numblocks problemsizes starts indptr"
+    " numblocks problemsizes starts indptr"
 )
 
 # Operands: the word before them says what they belong to, not what is done.
@@ -278,8 +278,8 @@ _NOISE = _set(
     " lossless lossy"
 )
 _IDIOMS = _set(
-    "varlen splitkv kvpool memorypool mempool varshape gridstride pow2 innerouter outerpersistent"
-    " numblocks problemsizes deepgemm fwdcontiguous bwdcontiguous"
+    "foreach parallelfor varlen splitkv kvpool memorypool mempool varshape gridstride pow2"
+    " innerouter outerpersistent numblocks problemsizes deepgemm fwdcontiguous bwdcontiguous"
 )
 
 # Behind them stands the purpose or the means of the work.
@@ -288,7 +288,7 @@ _PREPOSITIONS = _set("for by via using without")
 # A part of a name: letters, digits, a hash, types, or an order of dimensions.
 _PART = re.compile(
     r"0x[0-9a-f]+|[wa]\d+[wa]\d+|(?<![a-z0-9])(?:(?:bf|mx|[efi])\d+){3,}(?![a-z0-9])"
-    r"|n[cdhw]{2,4}\d*(?![a-z])|[hs]\d{3,5}"
+    r"|n[cdhw]{2,4}\d*(?![a-z])|[hs]\d{3,5}|v\d+(?![a-z])"
     r"|(?:s?u?int|b?float|fp|bf|tf|nf|[fhiuwqas])(?:16|32|64|\d)(?!d(?![a-z]))"
     r"|e\dm\d[a-z0-9]*|\d+bits?(?![a-z])|[a-z]+|\d+d(?![a-z])|\d+"
 )
@@ -303,7 +303,7 @@ _AXES = re.compile("[0-5]{3,5}")
 # All to all, where nothing else is said.
 _EXCHANGE = re.compile(
     r"^(kernel_?)?(cached_|low_latency_|hybrid_|intranode_|internode_)?(notify_)?(dispatch|combine)"
-    r"(_?reduce)?(_?(impl|kernel))?(_v?\d+)?$",
+    r"(_?reduce)?(_?(impl|kernel))?(_(v?\d+|sm\d+|b?f(p|loat)?\d+))*$",
     re.IGNORECASE,
 )
 
@@ -513,9 +513,8 @@ def kind_of_name(name: str) -> str | None:
 def _of_words(text: str, weak: bool = False) -> str | None:
     """Return the kind that the words of a name tell (mean_Kernel), or None."""
     words = _words(text)
-    if "each" not in words:
-        end = next((at for at, word in enumerate(words) if at and word in _PREPOSITIONS), None)
-        words = words[:end]
+    end = next((at for at, word in enumerate(words) if at and word in _PREPOSITIONS), None)
+    words = words[:end]
     told = [(word, row) for word in words if (row := _row(word)) is not None]
     if {"add", "bias"} <= set(words):  # The operand stands between them: add_QKV_bias.
         told.append(("addbias", _EXACT["addbias"]))

@@ -348,6 +348,31 @@ def test_what_a_kernel_serves_or_lacks_is_not_its_work():
     assert {name: find_kind(name, "kernel", None, None) for name in expected} == expected
 
 
+def test_a_loop_of_thrust_has_the_kind_of_its_functor():
+    loop = "__parallel_for::ParallelForAgent<thrust::cuda_cub::{}<thrust::device_ptr<int>, int> >"
+    agent = "void thrust::cuda_cub::core::_kernel_agent<thrust::cuda_cub::" + loop + ">(int)"
+    expected = {
+        "__uninitialized_fill::functor": "set",
+        "__transform::unary_transform_f": "elementwise",
+        "__gather::functor": "indexing",
+        "my::functor": "other",
+    }
+    kinds = {f: find_kind(agent.format(f), "kernel", None, None) for f in expected}
+    assert kinds == expected
+
+
+def test_a_version_an_architecture_or_a_type_at_the_end_changes_no_kind():
+    expected = {
+        "_fwd_kernel_splitK": "gemm",
+        "gelu_grad": "elementwise",
+        "dispatch": "collective",
+        "hybrid_combine_impl": "collective",
+    }
+    for end in ("", "_v2", "_sm90", "_bf16", "_3"):
+        kinds = {name: find_kind(name + end, "kernel", None, None) for name in expected}
+        assert kinds == expected
+
+
 def test_how_an_elementwise_kernel_reads_its_operands_tells_no_kind():
     frame = "void at::native::unrolled_elementwise_kernel<{}, at::detail::Array<char*, 3>, {}>(int)"
     addressing = [
