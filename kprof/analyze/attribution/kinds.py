@@ -133,8 +133,8 @@ other       quat* voxel* mesh* ray rays raster* triangle iou* giou nms tree tree
             frustum morton octree fft ifft butterfly ballquery texture* mip splat* distance bbox
             gaussian upsert evict insert* hash* hashmap hashtable nearestneighbor blur bilateral fps
             label warpaffine warpperspective spin nop workspace latency findbest bestsplit nlist
-            meanshift collision surface lru lfu lxu ngram* sparse24* sparsenm findsplit subdivide
-            duplicate gravity pathlength pointsampling farthest*
+            meanshift collision intersect* surface lru lfu lxu ngram* sparse24* sparsenm findsplit
+            subdivide duplicate gravity pathlength pointsampling farthest*
 random      sample sampler sampling initializegaussian
 sort        *sort sorting topk* *topk nucleus topp radix* onesweep bitonic selectk warpselect
             blockselect unique kthvalue gathermedian gathertopk kth* selectmink
@@ -177,9 +177,9 @@ reduction   scan* *scan reduce* reduction* *reduce sum summation *mean avg avera
             checknan checkinf checknumeric nancheck parallelprefix scanstate stat stats statistic
             statistics nrm2 nrminf asum iamax iamin checkfinite counter summarization
 indexing    indexes idx ind ids id offset slot seqlen position* metadata layout remap map
-set         fill* zero zeros rangekernel set clear clean reset ones iota eye arange linspace
-            logspace hannwindow hammingwindow blackmanwindow bartlettwindow kaiserwindow init
-            initiali* generatesequence makesequence
+set         fill* tabulatefunctor zero zeros rangekernel set clear clean reset ones iota eye arange
+            linspace logspace hannwindow hammingwindow blackmanwindow bartlettwindow kaiserwindow
+            init initiali* generatesequence makesequence
 copy        copy* *copy *memcpy cpy memcpy transpos* transpose trans permut* cat concat* *stack
             pixelunshuffle moveaxis movedim swapdim swapfirstdim swapdimension swapaxes slice
             pixelshuffle spacetodepth depthtospace trilu swapblock pad padded padding repeat

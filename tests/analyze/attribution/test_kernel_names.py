@@ -355,6 +355,7 @@ def test_a_loop_of_thrust_has_the_kind_of_its_functor():
         "__uninitialized_fill::functor": "set",
         "__transform::unary_transform_f": "elementwise",
         "__gather::functor": "indexing",
+        "__tabulate::functor": "set",
         "my::functor": "other",
     }
     kinds = {f: find_kind(agent.format(f), "kernel", None, None) for f in expected}
