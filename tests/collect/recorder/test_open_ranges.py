@@ -1,5 +1,7 @@
 """Ranges and operators that are open while a capture ends and another begins."""
 
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -53,6 +55,20 @@ class CallingBack(torch.autograd.Function):
     def backward(ctx, gradient):
         ctx.call_backward()
         return gradient, None, None
+
+
+def test_an_operator_is_under_way_where_only_what_it_calls_has_a_frame(tmp_path):
+    # As where torch's own `apply` is no function of Python's.
+    seen = []
+
+    def end_and_ask():
+        capture = Capture(Settings(tmp_path))
+        capture.start()
+        capture.stop()
+        seen.append(can_start())
+
+    CallingBack.forward(SimpleNamespace(), torch.ones(2), end_and_ask, None)
+    assert [*seen, can_start()] == [False, True]
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, ClassVar
 
 import torch
@@ -25,6 +25,7 @@ from torch.autograd.profiler import emit_nvtx
 from torch.profiler import ProfilerActivity, profile
 from torch.profiler import profiler as torch_profiler
 
+from .compiler import subclasses
 from .memory import history
 from .named_ranges import TorchRange
 from .native import (
@@ -358,22 +359,13 @@ class Unended:
     torch writes to the trace in which it began, which is gone, as soon as there is another trace.
     """
 
-    callers = frozenset(
-        function.__code__
-        for function in (
-            torch.autograd.Function.apply,
-            getattr(torch.autograd.graph, "_engine_run_backward", torch.autograd.backward),
-            torch._ops.OpOverload.__call__,
-            torch._ops.OpOverloadPacket.__call__,
-        )
-    )
-    """What calls such operators."""
     frames: ClassVar[list[FrameType]] = []
 
     @classmethod
     def note(cls, *, is_last: bool) -> None:
         """Note those that are under way, because a capture has ended; none after the last."""
-        cls.frames = [f for f in _frames() if f.f_code in cls.callers and not is_last]
+        callers = frozenset() if is_last else _codes_around_operators()
+        cls.frames = [frame for frame in _frames() if frame.f_code in callers]
 
     @classmethod
     def exist(cls) -> bool:
@@ -382,6 +374,20 @@ class Unended:
         under_way = set(_frames()) if cls.frames else ()
         cls.frames = [frame for frame in cls.frames if frame in under_way]
         return bool(cls.frames)
+
+
+def _codes_around_operators() -> frozenset[CodeType]:
+    """Return the code that runs while an operator that calls Python is under way."""
+    functions = [
+        torch.autograd.Function.apply,
+        getattr(torch.autograd.graph, "_engine_run_backward", torch.autograd.backward),
+        torch._ops.OpOverload.__call__,
+        torch._ops.OpOverloadPacket.__call__,
+    ]
+    # From torch 2.14 on, `apply` has no frame: what it calls has.
+    for one in subclasses(torch.autograd.Function):
+        functions += [one.forward, one.setup_context]
+    return frozenset(one.__code__ for one in functions if hasattr(one, "__code__"))
 
 
 def _frames() -> Iterator[FrameType]:
