@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
+from kprof.analyze.attribution.kinds import OTHER
 from kprof.analyze.attribution.overlap import allotted_time
 from kprof.analyze.attribution.steps import (
     COLLECTIVE,
@@ -26,12 +27,15 @@ from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
 from kprof.analyze.roofline.utilisation import measure_utilisation
 from kprof.errors import KprofError
 from kprof.findings import Diagnosis, Finding, Grade, Saving
+from kprof.report.kernel_names import readable
 from kprof.report.playbooks import all_playbooks
 from kprof.trace import Trace
 
 NUM_CHANGES = 3
 # The worst first.
 VERDICTS: tuple[Verdict, ...] = ("bad", "limited", "unknown", "good")
+# An activity of the kind `other` that takes so much of it tells more than the kind.
+MOSTLY = 0.5
 DOUBTFUL = ("bad", "limited")
 
 LimitKind = Literal["bound", "communication", "host copies", "idle", "imbalance"]
@@ -63,7 +67,8 @@ class LimitPart:
     time_ns: int
     share: float
     mostly: str | None = None
-    """The kind of activity that takes most of it."""
+    """The kind of activity that takes most of it; of the kind `other`, the one that
+    takes half of it."""
 
 
 @dataclass(frozen=True)
@@ -184,11 +189,13 @@ def _limits(trace: Trace, split: pd.DataFrame, total_ns: int) -> tuple[LimitPart
     bound = trace.kernels["bound"].astype(object).where(kind != COLLECTIVE, COLLECTIVE)
     is_host_copy = matches(trace.kernels["name"], HOST_COPY) & bound.isna().to_numpy()
     bound = bound.mask(is_host_copy, "host copies")
-    table = pd.DataFrame({"name": bound, "kind": kind, "time_ns": busy_ns})
+    activity = trace.kernels["name"].astype("category")
+    table = pd.DataFrame({"name": bound, "kind": kind, "time_ns": busy_ns, "activity": activity})
     found = []
     for name, rows in table.groupby("name", dropna=False, sort=False):
-        by_kind = rows.groupby("kind", sort=False)["time_ns"].sum()
-        mostly = str(by_kind.idxmax()) if len(by_kind) else None
+        mostly = _largest(rows, "kind")
+        if mostly == OTHER:
+            mostly = _largest(rows[rows["kind"] == OTHER], "activity", least=MOSTLY) or OTHER
         what = BOUNDLESS.get(name, "bound")
         found.append((what, _known(name), int(rows["time_ns"].sum()), mostly))
     idle = split[split["is_idle"].astype(bool)].groupby("part", dropna=False)["time_ns"].sum()
@@ -197,6 +204,14 @@ def _limits(trace: Trace, split: pd.DataFrame, total_ns: int) -> tuple[LimitPart
         found.append((what, _known(cause), int(time_ns), None))
     limits = [LimitPart(*one[:3], one[2] / total_ns, one[3]) for one in found if one[2]]
     return tuple(sorted(limits, key=lambda limit: -limit.time_ns))
+
+
+def _largest(rows: pd.DataFrame, by: str, least: float = 0.0) -> str | None:
+    """Return what takes most of the rows' time, if it takes the share `least` of it."""
+    sums = rows.groupby(by, sort=False, observed=True)["time_ns"].sum()
+    if not len(sums) or sums.max() < least * sums.sum():
+        return None
+    return readable(str(sums.idxmax()))
 
 
 def _known(name: Any) -> str | None:  # noqa: ANN401 - a cell of a table

@@ -153,6 +153,24 @@ def test_the_link_limits_copies_between_host_and_device(name, limit):
     assert (found.kind, found.mostly) == (limit, "copy")
 
 
+@pytest.mark.parametrize(("second_us", "mostly"), [(100, "Fan2"), (400, "Fan2"), (1100, "Fan1")])
+def test_a_limit_names_the_kernel_where_its_kind_says_nothing(second_us, mostly):
+    kernels = (
+        {"name": "Fan2", "kind": "other", "duration_ns": 600 * US},
+        {"name": "Fan1", "kind": "other", "start_ns": 600 * US, "duration_ns": second_us * US},
+        {"kind": "gemm", "start_ns": (600 + second_us) * US, "duration_ns": 50 * US},
+    )
+    assert summarize(analyzed_trace_of(*kernels)).limits[0].mostly == mostly
+
+
+def test_a_limit_of_many_small_kernels_of_no_kind_names_none():
+    kernels = [
+        {"name": f"k{number}", "kind": "other", "start_ns": number * US, "duration_ns": US}
+        for number in range(5)
+    ]
+    assert summarize(analyzed_trace_of(*kernels)).limits[0].mostly == "other"
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_changes_are_the_first_findings_that_would_save_time(name):
     trace = trace_named(name)

@@ -330,6 +330,16 @@ def test_a_few_kernels_are_launched_late_where_steps_are_marked(is_marked):
     assert bool(findings("launch_bound_host", explained(machine))) is is_marked
 
 
+@pytest.mark.parametrize(("num_steps", "confidence"), [(0, "medium"), (1, "medium"), (2, "high")])
+def test_late_launches_of_what_may_be_a_first_use_are_less_certain(num_steps, confidence):
+    machine = Machine(1)
+    for number in range(max(num_steps, 1)):
+        with machine.step(number) if num_steps else nullcontext():
+            forward(machine, 60, 3 * US)
+    (found,) = findings("launch_bound_host", explained(machine))
+    assert found.confidence == confidence
+
+
 def test_operators_of_unknown_size_are_no_chain():
     row = {**work("aten::mul", 60 * US, "elementwise", 0.8), "shapes": None}
     trace = trace_of_work(*repeated([row], 3), rest(100 * US))

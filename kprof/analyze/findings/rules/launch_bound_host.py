@@ -24,6 +24,8 @@ from kprof.trace import Trace
 LEAST_SHARE = 0.10
 # Without steps, with fewer kernels the ends of the window weigh more than its middle.
 FEW = 50
+# One step may be the first.
+ENOUGH_STEPS = 2
 
 
 def check(trace: Trace) -> list[Finding]:
@@ -31,7 +33,8 @@ def check(trace: Trace) -> list[Finding]:
     idle_rows, lost_ns = idle_of(trace, LAUNCH_BOUND, most_ns=SILENCE_NS)
     share = share_of_whole(trace, lost_ns)
     is_kernel = (trace.kernels["activity"] == "kernel").to_numpy(bool)
-    is_short = is_kernel.sum() < FEW and not len(step_rows(trace.ranges))
+    num_steps = len(step_rows(trace.ranges))
+    is_short = is_kernel.sum() < FEW and not num_steps
     if share < LEAST_SHARE or is_short or is_decoding(trace):
         return []
     median_ns = float(np.median(durations(trace)[is_kernel])) if is_kernel.any() else 0.0
@@ -45,7 +48,8 @@ def check(trace: Trace) -> list[Finding]:
         Finding(
             rule="launch_bound_host",
             claim=claim,
-            confidence="high",
+            # A single step, or none marked, may be a first use: the host then loads what it calls.
+            confidence="high" if num_steps >= ENOUGH_STEPS else "medium",
             effort="medium",
             idle_rows=tuple(idle_rows.tolist()),
             details=idle_places(trace, idle_rows),
