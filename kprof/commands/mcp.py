@@ -12,7 +12,6 @@ import sys
 import tempfile
 import threading
 import time
-import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -185,10 +184,10 @@ def encode(answer: Answer) -> str:
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - any plain data
     """Return data for JSON: texts without control characters and cut, NaN as null."""
+    from kprof.report.section import displayable
+
     if isinstance(value, str):
-        shown = "".join(
-            c if unicodedata.category(c)[0] != "C" else "\N{REPLACEMENT CHARACTER}" for c in value
-        )
+        shown = displayable(value, in_one_line=True)
         return shown if len(shown) <= MOST_TEXT else shown[: MOST_TEXT - 1] + "…"
     if isinstance(value, Mapping):
         return {str(key): _plain(one) for key, one in value.items()}

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 from xml.etree import ElementTree
 
 from kprof.report.redaction import redacted
+from kprof.report.section import displayable
 
 Outcome = Literal["passed", "failed", "skipped"]
-
-# Characters that XML 1.0 does not allow.
-FORBIDDEN = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 @dataclass(frozen=True)
@@ -33,17 +30,13 @@ def render_junit(suite: str, cases: Sequence[Case]) -> bytes:
     root = ElementTree.Element("testsuites")
     told = {"tests": str(len(cases)), "failures": str(counts["failed"]), "errors": "0"}
     told |= {"skipped": str(counts["skipped"])}
-    parent = ElementTree.SubElement(root, "testsuite", {"name": _legal(suite), **told})
+    parent = ElementTree.SubElement(root, "testsuite", {"name": displayable(suite), **told})
     for case in cases:
-        names = {"classname": _legal(case.group), "name": _legal(case.name)}
+        names = {"classname": displayable(case.group), "name": displayable(case.name)}
         child = ElementTree.SubElement(parent, "testcase", names)
         if case.outcome != "passed":
             tag = "failure" if case.outcome == "failed" else "skipped"
-            ElementTree.SubElement(child, tag, {"message": _legal(case.why)})
+            ElementTree.SubElement(child, tag, {"message": displayable(case.why)})
     ElementTree.indent(root)
     text: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
     return text + b"\n"
-
-
-def _legal(text: str) -> str:
-    return FORBIDDEN.sub("�", text)

@@ -7,7 +7,9 @@ its renderer.
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING
 
 from kprof.errors import modules_in
@@ -15,15 +17,25 @@ from kprof.errors import modules_in
 if TYPE_CHECKING:
     from kprof.trace import Trace
 
-# Control characters, half surrogate pairs, ends of lines and turns of direction.
-_UNSAFE = re.compile(
-    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)
+_BEYOND_ASCII = re.compile(r"[^\t\n\r -~]")
+_BEYOND_A_LINE = re.compile(r"[^ -~]")
 
 
-def displayable(text: str) -> str:
-    """Return text without characters that HTML forbids, or that turn the text around them."""
-    return _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text)
+def displayable(text: str, *, in_one_line: bool = False) -> str:
+    """Return text in which � stands for what could steer a reader, on a screen or in a document.
+
+    That is every character without a shape: controls, turns of direction, invisible ones, half
+    surrogate pairs, code points without a character, and Unicode's own ends of lines. Tabs and ends
+    of lines are kept, except `in_one_line`.
+    """
+    suspect = _BEYOND_A_LINE if in_one_line else _BEYOND_ASCII
+    return suspect.sub(lambda found: _with_a_shape(found[0]), text)
+
+
+@cache
+def _with_a_shape(character: str) -> str:
+    kind = unicodedata.category(character)
+    return "\N{REPLACEMENT CHARACTER}" if kind[0] == "C" or kind in ("Zl", "Zp") else character
 
 
 @dataclass(frozen=True)

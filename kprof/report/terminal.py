@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 
 from rich.console import Console
 from rich.padding import Padding
@@ -12,7 +11,17 @@ from rich.table import Table as Grid
 from rich.text import Text as Line
 
 from kprof.report.kernel_names import readable
-from kprof.report.section import Bar, Column, Facts, Section, Segment, Table, Text, is_in_terminal
+from kprof.report.section import (
+    Bar,
+    Column,
+    Facts,
+    Section,
+    Segment,
+    Table,
+    Text,
+    displayable,
+    is_in_terminal,
+)
 from kprof.report.units import UNKNOWN, shorten
 
 INDENT = "  "
@@ -233,7 +242,7 @@ def _line(text: str, console: Console, style: str = "") -> Line:
 
 def _printable(text: str, console: Console) -> str:
     """Return text that cannot steer a terminal and that its encoding can show."""
-    safe = "".join("�" if unicodedata.category(c) in ("Cc", "Cf", "Cs") else c for c in text)
+    safe = displayable(text, in_one_line=True)
     if console.encoding.lower().replace("-", "") == "utf8":
         return safe
     replaced = safe.replace("█", "#").translate(_ASCII)

@@ -181,7 +181,8 @@ def test_a_run_with_quotes_in_its_ranges_gets_its_report(tmp_path):
         "    torch.ones(64, 64) @ torch.ones(64, 64)\n"
     )
     events = record(tmp_path, script).events
-    assert 'say "hi", you' in {event.get("name") for event in events}
+    # Newer versions of torch write them as single ones.
+    assert 'say "hi", you' in {event.get("name", "").replace("'", '"') for event in events}
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import re
 import pytest
 
 from kprof.report.html import LONGEST_CELL, embed_json, pack_plotly, render_page, write_html
-from kprof.report.section import Facts, Figure, Section, Text, sections_of
+from kprof.report.section import Facts, Figure, Section, Text, displayable, sections_of
 from kprof.trace import Caveat
 from tests.report.browser import IS_AVAILABLE, browser
 from tests.traces import analyzed_trace_of
@@ -137,6 +137,22 @@ def test_json_inside_a_page_cannot_end_its_element_and_reads_back_unchanged():
     text = embed_json(value)
     assert not set("<>&") & set(text)
     assert json.loads(text) == value
+
+
+STEERING = (
+    "\x00\x1b\x7f\x9b\u00ad\u061c\u200b\u200e\u2028\u2029\u202e\u2066\ud800\ue000\ufdd0\uffff"
+)
+
+
+@pytest.mark.parametrize("character", STEERING)
+def test_a_character_without_a_shape_is_shown_as_one_that_has_one(character):
+    assert displayable(f"a{character}b") == "a\ufffdb"
+
+
+def test_letters_signs_and_ends_of_lines_are_kept_except_in_one_line():
+    text = "é µ≤→░ 漢字 🙂\tx\ny"
+    assert displayable(text) == text
+    assert displayable(text, in_one_line=True) == "é µ≤→░ 漢字 🙂\ufffdx\ufffdy"
 
 
 def test_json_inside_a_page_turns_no_text_around():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import unicodedata
 from collections.abc import Iterable
 from typing import Literal, TypeVar
 
 from kprof.analyze.cost.facts import FIELDS, detail
 from kprof.report.partner.evidence import Evidence
 from kprof.report.redaction import HIDDEN, HOST, redacted, without_identities, without_secrets
+from kprof.report.section import displayable
 from kprof.report.units import shorten
 from kprof.trace import Trace
 
@@ -23,6 +23,7 @@ MARKS = {
 }
 
 LONGEST_TEXT = 1_200
+_IN_ONE_LINE = str.maketrans("\n\t", "  ")
 # Inputs of a cost whose meaning is in $, as options and as fields of a TOML or JSON file; and the
 # options of earlier versions, which saved files hold.
 _INPUTS = "|".join(
@@ -81,7 +82,7 @@ class Redactor:
     def clean(self, text: str) -> str:
         """Return a text as this level may show it."""
         is_source = text in self._sources
-        text = "".join(map(_visible, text))
+        text = displayable(text.translate(_IN_ONE_LINE), in_one_line=True)
         if self._level == "internal":
             text = without_secrets(text)
         else:
@@ -95,16 +96,6 @@ class Redactor:
     def apply(self, thing: T) -> T:
         """Return plain data with every text in it cleaned."""
         return redacted(thing, self.clean)
-
-
-def _visible(character: str) -> str:
-    """Return a character that cannot hide or turn around its neighbours."""
-    kind = unicodedata.category(character)
-    if character in "\n\t":
-        return " "
-    return (
-        "\N{REPLACEMENT CHARACTER}" if kind in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") else character
-    )
 
 
 def _hosts(evidence: Evidence) -> Iterable[str]:
