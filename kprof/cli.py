@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from kprof.commands import Answer, say
-from kprof.errors import KprofError
+from kprof.errors import INTERRUPTED, KprofError
 from kprof.report.redaction import redacted, redacted_json, secrets_shown, without_secrets
 
 if TYPE_CHECKING:
@@ -186,8 +186,6 @@ def _print(answer: Answer) -> None:
     console.print(last, soft_wrap=True, markup=False, highlight=False)
 
 
-# The exit code that shells give a program that SIGINT (2) ended.
-INTERRUPTED = 128 + 2
 # The exit code of faults of kprof, as sysexits.h calls EX_SOFTWARE.
 FAULT = 70
 

@@ -6,6 +6,9 @@ import importlib
 import pkgutil
 from types import ModuleType
 
+INTERRUPTED = 128 + 2
+"""The exit code that shells give a program that SIGINT (2) ended."""
+
 
 class KprofError(Exception):
     """A problem that its reader can fix; the command line prints it and exits with `exit_code`."""

@@ -20,7 +20,7 @@ from kprof.collect.launch import LaunchOptions, LaunchResult, command_for, launc
 from kprof.collect.nsys import find_program
 from kprof.collect.recorder.kprof_recorder.chosen import PER_HOST, spans_in
 from kprof.collect.service import Service, Trigger, Window
-from kprof.errors import KprofError, LaunchError
+from kprof.errors import INTERRUPTED, KprofError, LaunchError
 from kprof.kernels.swap.swap_report import AUTO, SWAP_REPORT
 from kprof.storage import make_folder, make_next, remove_empty
 
@@ -114,7 +114,11 @@ def run(
     folder = make_folder(name_of(options), options.out, force=options.force)
     if options.swap == AUTO and choose is not None:
         options = replace(options, swap=",".join(choose(options, command, folder)))
-    launched = launch(launch_options(options, command, folder), say)
+    try:
+        launched = launch(launch_options(options, command, folder), say)
+    except KeyboardInterrupt:
+        # The workload gets those that come before its end.
+        return RunOutcome(INTERRUPTED, folder, (), None, _interrupted(folder))
     outcome = report_on(launched, folder, progress)
     if options.swap and not (folder / SWAP_REPORT).exists():
         outcome = replace(outcome, messages=(*outcome.messages, NOT_SWAPPED))
@@ -234,10 +238,7 @@ def report_on(launched: LaunchResult, folder: Path, progress: Progress) -> RunOu
 
         opened = open_recorded(folder, progress)
     except KeyboardInterrupt:
-        trouble = KprofError(
-            "interrupted before the report was written; the recording is complete",
-            fix=f"kprof open {folder} --force",
-        )
+        trouble = _interrupted(folder)
     except KprofError as error:
         trouble = error
     except OSError as error:
@@ -246,6 +247,13 @@ def report_on(launched: LaunchResult, folder: Path, progress: Progress) -> RunOu
             fix=f"make room, then: kprof open {folder} --force",
         )
     return RunOutcome(launched.exit_code, folder, launched.messages, opened, trouble)
+
+
+def _interrupted(folder: Path) -> KprofError:
+    return KprofError(
+        "interrupted before the report was written; the workload's recording is complete",
+        fix=f"kprof open {folder} --force",
+    )
 
 
 def _with_counters(outcome: RunOutcome, progress: Progress) -> RunOutcome:

@@ -67,7 +67,7 @@ def compress_parts(raw: Path) -> tuple[Path, ...]:
         try:
             with trace.open("rb") as plain, gzip.open(unfinished, "wb", compresslevel=1) as packed:
                 packed.writelines(map(escape_name, plain))
-        except OSError:
+        except (OSError, KeyboardInterrupt):
             unfinished.unlink(missing_ok=True)
             raise
         unfinished.replace(trace.with_name(f"{trace.name}.gz"))

@@ -86,6 +86,18 @@ def test_ctrl_c_amid_the_report_leaves_the_exit_code_and_the_recording(tmp_path,
     assert outcome.trouble.fix == f"kprof open {tmp_path} --force"
 
 
+def test_ctrl_c_after_the_workload_says_how_to_open_its_recording(tmp_path, monkeypatch):
+    def interrupt(options, say):
+        raise KeyboardInterrupt
+
+    script = tmp_path / "train.py"
+    script.touch()
+    monkeypatch.setattr("kprof.run.launch", interrupt)
+    outcome = run(RunOptions((str(script),), "script", tmp_path / "train.kprof"))
+    assert (outcome.exit_code, outcome.opened) == (130, None)
+    assert f"kprof open {tmp_path / 'train.kprof'} --force" in outcome.trouble.fix
+
+
 def test_where_nothing_was_recorded_the_launchers_message_is_enough(tmp_path):
     launched = LaunchResult(7, tmp_path / "raw", 1, (), ("No process reported a recording.",))
     outcome = report_on(launched, tmp_path, lambda stage: None)
