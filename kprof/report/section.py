@@ -118,7 +118,7 @@ class Bar:
     """One bar whose segments add up to the whole; it needs no script."""
 
     segments: tuple[Segment, ...]
-    caption: str
+    caption: str = ""
 
 
 Part = Text | Facts | Table | Figure | Bar

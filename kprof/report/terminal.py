@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import count
 
 from rich.console import Console
 from rich.padding import Padding
@@ -71,8 +72,8 @@ def _print_part(part: object, console: Console) -> None:
         _print_table(part, console)
 
 
-# Neighbours differ also without colour; idle time has the lightest.
-FILLS, IDLE_FILL = "█▓▒", "░"
+# Neighbours differ also without colour; idle time, which comes last, has the lightest.
+FILLS, IDLE_FILLS = "█▓▒", "░·:"
 BAR_MAX_WIDTH = 100
 
 
@@ -84,8 +85,10 @@ def _print_bar(bar: Bar, console: Console) -> None:
         for i in range(len(bar.segments))
     ]
     drawn, legend = Line(INDENT), []
-    for number, (segment, end) in enumerate(zip(bar.segments, ends, strict=True)):
-        fill = _printable(IDLE_FILL if segment.is_idle else FILLS[number % len(FILLS)], console)
+    numbers = {False: count(), True: count()}
+    for segment, end in zip(bar.segments, ends, strict=True):
+        fills = IDLE_FILLS if segment.is_idle else FILLS
+        fill = _printable(fills[next(numbers[segment.is_idle]) % len(fills)], console)
         drawn.append(fill * (end - (len(drawn) - len(INDENT))), style=segment.colour)
         legend.append((Line(fill, style=segment.colour), segment))
     console.print(drawn, no_wrap=True, crop=True)

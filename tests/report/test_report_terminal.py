@@ -7,7 +7,17 @@ import io
 import pytest
 from rich.console import Console
 
-from kprof.report.section import Column, Facts, Figure, Section, Table, Text, sections_of
+from kprof.report.section import (
+    Bar,
+    Column,
+    Facts,
+    Figure,
+    Section,
+    Segment,
+    Table,
+    Text,
+    sections_of,
+)
 from kprof.report.terminal import print_summary
 from kprof.trace import Caveat
 from tests.quantities import quantities_in
@@ -22,6 +32,17 @@ def printed(parts, width=80, encoding="utf-8", in_terminal=True) -> str:
     print_summary("tiny.json", [Section("Title", 1, parts, in_terminal)], console)
     console.file.flush()
     return buffer.getvalue().decode(encoding)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_neighbours_in_a_bar_differ_without_colour(encoding):
+    kinds = [(f"kind {number}", number > 4) for number in range(10)]
+    segments = tuple(Segment(name, 0.1, "10 %", "1 s", "#777777", idle) for name, idle in kinds)
+    bar, *legend = printed((Bar(segments),), 82, encoding).splitlines()[2:]
+    assert [bar[2 + 8 * number] for number in range(10)] == [
+        "\n".join(legend).partition(f" {name} ")[0][-1] for name, _ in kinds
+    ]
+    assert all(bar[1 + 8 * number] != bar[2 + 8 * number] for number in range(1, 10))
 
 
 def kernel_table(number=3) -> Table:
