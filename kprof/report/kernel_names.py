@@ -35,6 +35,8 @@ BOILERPLATE = {
 _OPEN, _CLOSE = "<([{", ">)]}"
 _QUALIFIERS = re.compile(r"\b(?:const|volatile)\b|[*&]")
 _CAST = re.compile(r"^\([^()]*\)(-?\d+)\w*$")
+# A function outside all namespaces, with its parameters: `Fan2(float *, int)`.
+_PLAIN_FUNCTION = re.compile(r"^[A-Za-z_]\w*\([^()]*\)$")
 _NUMBER = re.compile(r"^(-?\d+)[uUlL]*$")
 _CLOSURE = re.compile(r"^[{\['](?:lambda|unnamed)|^operator\(\)")
 _LAMBDA = re.compile(r"lambda\((.*)\)")
@@ -53,6 +55,7 @@ def readable(name: str) -> str:
     Any other name is returned as it is.
     """
     is_function = name.startswith("void ") or ("::" in name and ("<" in name or ")" in name))
+    is_function = is_function or bool(_PLAIN_FUNCTION.match(name))
     if not is_function or len(name) > LONGEST_READ:
         return name
     text = name.removeprefix("void ")

@@ -28,6 +28,7 @@ SHORT = {
     "void cub::Kernel<cub::Policy<long>::Policy800, false>(int*)": (
         "Kernel<Policy<long>::Policy800, false>"
     ),
+    "Fan2(float *, float *, int)": "Fan2",
     "void (anonymous namespace)::cut_off_kernel<c10::Half, (int": "cut_off_kernel<Half, (int",
 }
 

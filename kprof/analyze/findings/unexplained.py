@@ -31,6 +31,7 @@ from kprof.analyze.findings.queries import (
     whole_of,
 )
 from kprof.analyze.idle import causes
+from kprof.analyze.intervals import NOTHING
 from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
@@ -89,6 +90,7 @@ MEANINGS = {
     causes.NO_WORK: "while the host sleeps, or waits to be asked for something",
 }
 NOT_KNOWN = "and the host's work meanwhile is not recorded"
+LAUNCHED = "although the host had launched the next activity"
 
 
 def find_unexplained(trace: Trace, findings: Sequence[Finding]) -> tuple[Finding, ...]:
@@ -150,7 +152,7 @@ def _idle_lines(trace: Trace, findings: Sequence[Finding]) -> Iterator[tuple[flo
             continue
         cause = str(idle["cause"].cat.categories[code]) if code >= 0 else None
         who = "No operator runs" if trace.is_host_only else "The GPU is idle"
-        why = MEANINGS[cause] if cause else NOT_KNOWN
+        why = MEANINGS[cause] if cause else _why_unknown(trace, rows)
         claim = (
             f"{who} for {in_words(per_step(trace, line_ns))} of {whole_of(trace)} "
             f"({percent(share)} of it) {why}{f' ({cause})' if cause else ''}"
@@ -161,6 +163,18 @@ def _idle_lines(trace: Trace, findings: Sequence[Finding]) -> Iterator[tuple[flo
         details = (*_longest_gap(trace, rows), *idle_places(trace, rows[_is_placed(trace, rows)]))
         fix = Fix(graphs=cause == causes.LAUNCH_BOUND and not trace.is_host_only)
         yield line_ns, _finding(claim, details, learn, idle_rows=rows, fix=fix)
+
+
+def _why_unknown(trace: Trace, rows: np.ndarray) -> str:
+    """Say whether the host or the device was late in most of these pieces."""
+    idle, kernels, ranges = trace.idle.iloc[rows], trace.kernels, trace.ranges
+    ended_by = idle["kernel_row"].to_numpy(np.int64, na_value=NOTHING)
+    launch = np.append(kernels["launch_row"].to_numpy(np.int64, na_value=NOTHING), NOTHING)
+    never = np.iinfo(np.int64).max
+    called = np.append(ranges["start_ns"].to_numpy(np.int64), never)[launch[ended_by]]
+    took = idle["duration_ns"].to_numpy(np.int64)
+    is_launched = called <= idle["start_ns"].to_numpy(np.int64)
+    return LAUNCHED if 2 * took[is_launched].sum() > took.sum() else NOT_KNOWN
 
 
 def _next_step(cause: str, trace: Trace) -> str:

@@ -219,3 +219,15 @@ def test_a_program_that_may_not_be_pythons_is_asked_for_nvtx_ranges(kind, told):
     ranges = [{"kind": kind, "name": "work"}]
     trace = analyzed_trace_of(MATMUL, small, ranges=ranges, idle=[silent], tool="nsys")
     assert ("NVTX" in learned(trace)) is told
+
+
+@pytest.mark.parametrize(("called_ns", "is_the_hosts"), [(900, False), (2_500, True), (None, True)])
+def test_what_was_launched_in_time_is_not_blamed_on_the_host(called_ns, is_the_hosts):
+    late = {"cause": None, "start_ns": 1_000, "duration_ns": 2_000, "kernel_row": 1}
+    calls = [] if called_ns is None else [{"kind": "runtime", "start_ns": called_ns}]
+    launched = {} if called_ns is None else {"launch_row": 0}
+    trace = analyzed_trace_of(
+        MATMUL, {**MATMUL, "start_ns": 3_000, **launched}, ranges=calls, idle=[late]
+    )
+    (found,) = [one for one in find_unexplained(trace, []) if one.idle_rows]
+    assert ("host's work" in found.claim) is is_the_hosts
