@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +21,7 @@ from kprof.analyze.findings.recoverable import perhaps_once
 from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
 from kprof.analyze.idle.causes import PAGEABLE_COPY, SYNCHRONIZATION
 from kprof.analyze.whatif.baseline import Baseline, find_baseline
-from kprof.analyze.whatif.cause_time import CauseTime
+from kprof.analyze.whatif.cause_time import NO_ROWS, CauseTime
 from kprof.analyze.whatif.changes import (
     AVOIDABLE,
     FILLED,
@@ -180,7 +179,9 @@ class Pricer:
         """Tell whether a finding is about nothing but what may be start-up."""
         rows, fix = finding.idle_rows, finding.fix
         is_idle = fix.best_ns is None and (fix.idle_cause is not None or fix.graphs)
-        return is_idle and bool(rows) and set(rows) <= set(perhaps_once(self.trace).tolist())
+        if not is_idle or not rows:
+            return False
+        return bool(np.isin(_array_of(rows), perhaps_once(self.trace)).all())
 
     def _has_once(self, findings: Sequence[Finding]) -> bool:
         """Tell whether any idle time that findings are about may be start-up."""
@@ -362,7 +363,11 @@ def _differ(*readings: Sequence[Gain]) -> bool:
 
 def _joined(parts: Iterable[tuple[int, ...]]) -> np.ndarray:
     """Return every row of several findings once."""
-    return np.flatnonzero(np.bincount(np.fromiter(chain.from_iterable(parts), np.int64)))
+    return np.flatnonzero(np.bincount(np.concatenate([NO_ROWS, *map(_array_of, parts)])))
+
+
+def _array_of(rows: tuple[int, ...]) -> np.ndarray:
+    return np.fromiter(rows, np.int64, len(rows))
 
 
 def _may_succeed_in_part(fix: Fix) -> bool:
@@ -402,7 +407,7 @@ def _new_durations(findings: Sequence[Finding], trace: Trace, *, is_best: bool) 
     after, gone = took.copy(), np.zeros(len(took), dtype=bool)
     is_free = np.ones(len(took), dtype=bool)
     for one in findings:
-        fix, rows = one.fix, np.array(one.rows, dtype=np.int64)
+        fix, rows = one.fix, _array_of(one.rows)
         wanted_ns = fix.best_ns if is_best else fix.modest_ns
         mine = rows[is_free[rows]] if len(rows) else rows
         if wanted_ns is None or not len(mine):

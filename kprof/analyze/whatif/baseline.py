@@ -23,7 +23,7 @@ from kprof.analyze.intervals import NOTHING, Intervals, disjoint, length_in
 from kprof.analyze.whatif.dependencies import Streams, find_recorded
 from kprof.analyze.whatif.host_program import MARK, HostProgram
 from kprof.analyze.whatif.replay import HOST, STREAM, Replay, means_of_ranks
-from kprof.trace import Recording, Trace
+from kprof.trace import Recording, Trace, once_per_tables
 
 # A replay that misses the measured step by more than this tells nothing about another one.
 WORST_REPLAY = 0.03
@@ -86,6 +86,7 @@ class Baseline:
         )
 
 
+@once_per_tables("ranges")
 def _knows_waits(trace: Trace) -> bool:
     """Tell whether the host's calls, where there are any, are of a runtime that is known."""
     ranges = trace.ranges

@@ -46,6 +46,7 @@ class CauseTime:
 
     trace: Trace
     _known: dict[tuple[bytes, bytes], dict[int, int]] = field(default_factory=dict, repr=False)
+    _of_causes: dict[tuple[str, ...], np.ndarray] = field(default_factory=dict, repr=False)
 
     def held(
         self, busy_ns: np.ndarray, idle_ns: np.ndarray, launches: np.ndarray = NO_ROWS
@@ -65,7 +66,7 @@ class CauseTime:
         for part in (self._by_device(idle_ns), self._launching_ns(launches, counted)):
             for at, lost_ns in part.items():
                 spent[at] += lost_ns
-        is_late = self._is(LAUNCH_BOUND)
+        is_late = self._is(LAUNCH_BOUND).copy()
         is_late[counted] = False
         late = self._by_device(np.where(is_late, self._idle_took, 0))
         scale, steps = len(spent), count_steps(self.trace)
@@ -93,7 +94,9 @@ class CauseTime:
         return np.asarray(self.of_causes(LAUNCH_BOUND) + between)
 
     def _is(self, *causes: str) -> np.ndarray:
-        return self.trace.idle["cause"].isin(causes).to_numpy(bool, copy=True)
+        if causes not in self._of_causes:
+            self._of_causes[causes] = self.trace.idle["cause"].isin(causes).to_numpy(bool)
+        return self._of_causes[causes]
 
     def _launching_ns(self, rows: np.ndarray, counted: np.ndarray) -> dict[int, int]:
         """Return by device the idle time that launches of these rows explain.
