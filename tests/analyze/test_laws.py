@@ -483,7 +483,7 @@ def analyzed_and_told(trace):
     return found, result_of(found, balance(found))
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
+@few
 @given(one=recordings(), other=recordings())
 def test_all_shares_of_generated_ranks_have_one_denominator(tmp_path_factory, one, other):
     paths = [kept(tmp_path_factory, events) for events in (one, other)]
@@ -582,7 +582,7 @@ def test_all_savings_of_a_peculiar_trace_are_possible(path):
     assert_what_is_suggested_can_be_asked(trace)
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+@few
 @given(events=recordings())
 def test_shares_and_savings_of_a_generated_trace_are_of_one_denominator_and_possible(
     tmp_path_factory, events
