@@ -180,15 +180,12 @@ class Dispatcher:
         functions = self._providers.compiled(self.kernel)
         note = self.noting()
 
-        @_as_constant
-        def _is_closed() -> bool:
-            return not self._is_open
-
         def trace(*arguments: Any) -> Callable[..., Any] | None:
             x = arguments[0]
             if _is_exporting() or is_forward_mode() or type(x) not in PLAIN:
                 return None
-            if _is_closed() or _is_in_transform():
+            # No constant: layers that are compiled one by one share graphs.
+            if not self._is_open or _is_in_transform():
                 return None
             device = x.device.type
             cast = None

@@ -163,6 +163,22 @@ class Patched:
             if name in original:
                 self._live.pop(name, None)
 
+    @property
+    def code(self) -> types.CodeType:
+        """The code for torch.compile, whose graphs are those of all copies with this code."""
+        copy = innermost(self.function)
+        assert copy is not None
+        return copy.__code__
+
+    def share_graphs(self, code: types.CodeType) -> None:
+        """Use the graphs of another copy of the same function.
+
+        Its replacements must do the same: a compiler does not look at those of this copy.
+        """
+        copy = innermost(self.function)
+        assert copy is not None
+        copy.__code__ = code
+
     def why_changed(self, functions: Mapping[Path, object]) -> str | None:
         """Return which of these functions has been replaced since; None: none."""
         for path, function in functions.items():

@@ -12,7 +12,7 @@ from kprof.kernels.swap.patches import Patched
 from kprof.kernels.swap.providers import WITH_SITES
 from kprof.kernels.swap.swapping import swapped
 from tests.kernels.kernel_checks import COMPILED, INTERPRETED
-from tests.kernels.swap_models import NAMES, Mlp, Model, Norm, tokens
+from tests.kernels.swap_models import NAMES, Mlp, Model, Norm, apply_rotary_pos_emb, tokens
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +50,58 @@ def test_no_graph_breaks_are_added():
     model = Model()
     with swapped(model, *NAMES):
         assert torch._dynamo.explain(model)(tokens()).graph_break_count == 0
+
+
+# Torch warns of its own where a layer that is compiled gets a result with gradients.
+@torch.no_grad()
+def num_graphs_by_layer(model, *names):
+    """Return how many graphs a model has whose layers are compiled one by one."""
+    torch.compiler.reset()
+    graphs = Graphs()
+    for layer in model.layers:
+        layer.compile(backend=graphs, fullgraph=True)
+    wanted = model(tokens())
+    num_before = len(graphs.seen)
+    with swapped(model, *names):
+        torch.testing.assert_close(model(tokens()), wanted)
+    return len(graphs.seen) - num_before
+
+
+def test_layers_that_are_compiled_one_by_one_share_a_graph_within_a_swap():
+    assert num_graphs_by_layer(Model(layers=3), *NAMES) == 1
+
+
+@pytest.mark.parametrize("kernel", ["rmsnorm=eager", "swiglu=eager", "rope=eager"])
+def test_layers_share_no_graph_with_those_that_a_filter_excludes(kernel):
+    others = [name for name in NAMES if name != kernel]
+    assert num_graphs_by_layer(Model(layers=3), f"{kernel}@layers.0.*", *others) == 2
+
+
+class Turning(nn.Module):
+    """Calls functions of two kernels in one forward, which are one site."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(8)), nn.Parameter(torch.randn(8))
+
+    def forward(self, x):
+        cos, sin = torch.ones(1, 5, 8), torch.zeros(1, 5, 8)
+        q, _ = apply_rotary_pos_emb(x, x, cos, sin)
+        return functional.layer_norm(q, (8,), self.weight, self.bias)
+
+
+@torch.no_grad()
+def test_layers_share_no_graph_where_a_filter_excludes_one_of_two_functions():
+    model, graphs = nn.Sequential(Turning(), Turning()), Graphs()
+    for layer in model:
+        layer.compile(backend=graphs, fullgraph=True)
+    with swapped(model, "rope=eager@0", "layernorm=aten") as swap:
+        model(torch.randn(2, 3, 5, 8))
+    assert len(graphs.seen) == 2
+    calls = {(one.name, one.kernel): one.calls for one in swap.sites}
+    providers = {key: [call.provider for call in found] for key, found in calls.items()}
+    assert providers["0", "rope"] == ["eager"]
+    assert providers["1", "rope"] == []
 
 
 class Routed(nn.Module):

@@ -385,7 +385,7 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
         if calls:
             yield from _sites(name or type(module).__name__, module, calls, request)
         elif masks and not (why_foreign(module) or why_not_patched(forward)):
-            yield _site(name or type(module).__name__, module, {}, {}, masks)
+            yield _site(name or type(module).__name__, module, {}, {}, masks, request)
         makes = generation_masks(module) if ARGUMENTS.keys() & request.kernels.keys() else None
         if makes is not None:
             make = request.once(("generation", makes), remembering_all, makes)
@@ -486,7 +486,7 @@ def _sites(
                 routes.setdefault(path, []).append(Route(one, dispatcher))
     if routes:
         masks = request.once(("masks", original), _masks_of, original, request)
-        yield _site(name, module, calls, routes, masks)
+        yield _site(name, module, calls, routes, masks, request)
 
 
 def _site(
@@ -495,6 +495,7 @@ def _site(
     calls: Mapping[Path, Known],
     routes: Mapping[Path, list[Route]],
     masks: Mapping[Path, Any],
+    request: Request,
 ) -> Site:
     original = type(module).forward
     others = {path: _guarded(calls[path], found) for path, found in routes.items()}
@@ -510,6 +511,10 @@ def _site(
 
     def put_anew(owner: Module) -> object:
         rewired.refresh()
+        # Layers that are compiled one by one share graphs: torch keeps eight of a code object.
+        are_open = tuple(one.dispatcher.is_open for found in routes.values() for one in found)
+        sort = ("graphs", original, are_open)
+        rewired.share_graphs(request.once(sort, lambda: rewired.code))
         return put(owner)
 
     parts = {
