@@ -545,17 +545,26 @@ def _tell_choice(choice: Choice, tell: Tell) -> None:
     for one in choice.tried:
         if one.ratio is not None:
             verdict = "chosen" if one.name in choice.names else "left out"
-            tell(f"{one.name}: step {100 * (one.ratio - 1):+.1f} %, {verdict}")
+            changes = [f"{100 * (of - 1):+.1f}" for of in (one.ratio, one.low, one.high) if of]
+            tell(f"{one.name}: step {changes[0]} % ({' to '.join(changes[1:])} %), {verdict}")
 
 
 class NothingPaysError(KprofError):
-    """All kernels were tried, and none is faster for sure."""
+    """All kernels were tried, and none that is faster for sure gives right results."""
+
+    exit_code = 1
+
+
+class UndecidedError(NothingPaysError):
+    """No kernel was found to be faster, and one that was not judged may be."""
+
+    exit_code = 3
 
 
 def _nothing_chosen(choice: Choice, folder: Path) -> NothingPaysError:
     fix = f"see what was tried, and why not, in {folder / CHOICE}; "
     if choice.is_unjudged:
-        return NothingPaysError(
+        return UndecidedError(
             "no kernel that makes this workload faster was judged right in time",
             fix=fix + "give the correctness gate more time: --budget",
         )
@@ -567,7 +576,7 @@ def _nothing_chosen(choice: Choice, folder: Path) -> NothingPaysError:
     num_untimed = sum(1 for one in choice.tried if one.ratio is None and not one.why)
     num_waiting = _num_without_gpu(choice.tried)
     if not num_untimed and num_waiting:
-        return NothingPaysError(
+        return UndecidedError(
             f"no kernel makes this workload faster here, and {counted(num_waiting, 'kernel')} "
             "with calls in it could not run: its tensors are not on a GPU",
             fix="run it on a GPU; " + fix.removesuffix("; "),
@@ -575,7 +584,7 @@ def _nothing_chosen(choice: Choice, folder: Path) -> NothingPaysError:
     if not num_untimed:
         fix += "kprof run shows what limits it"
         return NothingPaysError("no kernel makes this workload faster", fix=fix)
-    return NothingPaysError(
+    return UndecidedError(
         "no kernel makes this workload faster for sure, and "
         f"{counted(num_untimed, 'kernel')} had too few windows",
         fix=fix + "give it more time: --budget, or name kernels: --swap NAMES",

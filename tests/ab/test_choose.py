@@ -413,6 +413,36 @@ def test_where_nothing_pays_the_reasons_are_kept(monkeypatch, tmp_path):
     assert str(tmp_path / "choice.json") in error.value.fix
 
 
+WITHOUT_RATIO = Tried("rope=kprof")
+SLOWER = Tried("rope=kprof", ratio=1.1, low=1.05, high=1.2)
+FASTER = Tried("rope=kprof", ratio=0.9, low=0.85, high=0.95)
+
+
+@pytest.mark.parametrize(
+    ("tried", "exit_code"),
+    [
+        (SLOWER, 1),
+        (replace(WITHOUT_RATIO, why="no call"), 1),
+        (replace(FASTER, gate="fails"), 1),
+        (replace(FASTER, gate=GATE_UNFINISHED), 3),
+        (WITHOUT_RATIO, 3),
+        (replace(WITHOUT_RATIO, why=NEEDS_GPU), 3),
+    ],
+)
+def test_that_no_kernel_pays_is_an_answer_and_that_none_was_judged_is_none(
+    tmp_path, tried, exit_code
+):
+    error = choose_module._nothing_chosen(Choice((tried,)), tmp_path)
+    assert error.exit_code == exit_code
+
+
+def test_a_choice_tells_the_interval_of_each_change():
+    told = []
+    choose_module._tell_choice(Choice((FASTER, WITHOUT_RATIO)), told.append)
+    assert [part in told[0] for part in ("-10.0", "-15.0", "-5.0")] == [True, True, True]
+    assert len(told) == 1
+
+
 def ends_after(num_steps_of, *, drops=(), why="no call"):
     """Return a stand-in for a workload that ends by itself after so many windows."""
 
