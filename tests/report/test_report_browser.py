@@ -17,14 +17,14 @@ from kprof.report.section import sections_of
 from tests.commands.test_cli import kprof
 from tests.report.browser import IS_AVAILABLE, browser
 from tests.report.partner_evidence import comparison_of
-from tests.section_traces import RICH
+from tests.section_traces import HOST_ONLY, RICH
 
 IS_REQUIRED = os.environ.get("KPROF_BROWSER") == "required"
 AXE = importlib.util.find_spec("axe_playwright_python")
 RECORDINGS = Path(__file__).parents[1] / "data" / "h200"
 WIDTHS, SCHEMES = (420, 1280), ("light", "dark")
 FOLD_PX = 800
-PAGES = ("training", "launch-bound", "rich", "difference", "comparison", "service")
+PAGES = ("training", "launch-bound", "rich", "host", "difference", "comparison", "service")
 
 pytestmark = [
     pytest.mark.browser,
@@ -44,6 +44,7 @@ def pages(tmp_path_factory):
         "training": open_trace(training),
         "launch-bound": open_trace(RECORDINGS / "hf_generate.json.gz"),
         "rich": RICH,
+        "host": HOST_ONLY,
     }
     sections = {name: sections_of(trace) for name, trace in traces.items()}
     sections["difference"] = sections_of_difference(diff_runs(training, compiled), 200)
