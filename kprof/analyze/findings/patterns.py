@@ -308,8 +308,9 @@ def _sizes(shapes: list[object]) -> tuple[int, int, int, int]:
     return math.prod(left[:-2]), left[-2], right[-1], left[-1]
 
 
-# Of what removing waits and launches, or a faster type of products, gains at best: what a modest
-# success gains. In 27 real changes and 26 simulated ones, 0.75 was the least.
+# Of what a fix gains at best: what a modest success gains. For loaders, allocations, graphs and
+# types of products, the truth was at least 0.86 of the upper end in 14 real runs, and 0.69 in 48
+# simulated ones.
 MODEST = 2 / 3
 
 
