@@ -209,21 +209,21 @@ def digest_of_code(texts):
     for text in texts:
         for statement in _without_docstrings(ast.parse(text)).body:
             if not isinstance(statement, ast.Import | ast.ImportFrom):
-                found.append(_dumped(statement))
+                found.append(dumped(statement))
     return hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()[:16]
 
 
-def _dumped(node):
+def dumped(node):
     """Return a syntax tree as text that is the same under every version of Python.
 
     Empty fields are left out: newer versions have more of them.
     """
     if isinstance(node, list):
-        return f"[{', '.join(map(_dumped, node))}]"
+        return f"[{', '.join(map(dumped, node))}]"
     if not isinstance(node, ast.AST):
         return repr(node)
     fields = [(name, value) for name, value in ast.iter_fields(node) if value not in (None, [])]
-    named = ", ".join(f"{name}={_dumped(value)}" for name, value in fields)
+    named = ", ".join(f"{name}={dumped(value)}" for name, value in fields)
     return f"{type(node).__name__}({named})"
 
 

@@ -9,13 +9,14 @@ committed result is of today's code, and says so.
 """
 
 import argparse
+import ast
 import hashlib
 import json
 import subprocess
 import sys
 import time
 
-from evidence import RESULTS, ROOT, row, write_evidence
+from evidence import RESULTS, ROOT, dumped, row, write_evidence
 
 RESULT = RESULTS / "slow_tests_cpu_2026-11.json"
 MARKED = "slow and not gpu and not hostile and not browser"
@@ -50,7 +51,10 @@ def passed_on():
 
 
 def digest_of_code():
-    """Return one digest of all files that git tracks and that the tests depend on."""
+    """Return one digest of all files that git tracks and that the tests depend on.
+
+    Comments and layout of Python files don't count: no test sees them.
+    """
     listed = subprocess.run(
         ["git", "-C", str(ROOT), "ls-files", "-z", *CODE],
         capture_output=True,
@@ -61,7 +65,10 @@ def digest_of_code():
     for name in sorted(listed.stdout.split("\0")):
         path = ROOT / name
         if name and path.is_file() and not name.startswith(LEFT_OUT):
-            found.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
+            content = path.read_bytes()
+            if path.suffix == ".py":
+                content = dumped(ast.parse(content)).encode()
+            found.update(name.encode() + b"\0" + content + b"\0")
     return found.hexdigest()
 
 

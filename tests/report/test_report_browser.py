@@ -123,7 +123,7 @@ def test_a_page_printed_at_once_has_all_figures_and_folded_tables(session, show)
 
 def test_a_page_in_a_sandbox_as_of_a_notebook_draws_its_figures_too(session, show, pages):
     page = Path(pages["training"].removeprefix("file://"))
-    host = page.with_name("host.html")
+    host = page.with_name("framing.html")
     host.write_text(
         f'<iframe sandbox="allow-scripts" src="{page.name}" width="900" height="700"></iframe>'
     )
