@@ -25,6 +25,7 @@ help:  ## list the targets
 # The stamp is as old as the last complete installation: an interrupted one is taken up again.
 # Python compiles what is imported, once; pip would compile all that is installed, which is far more.
 # The pip that comes with Python 3.11 takes longer to choose versions than to get one that does not.
+# Of axe's package only its script is used, not what it would bring with it.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 		|| { echo "kprof needs Python 3.10 or later: make PYTHON=python3.12 ..."; exit 2; }
@@ -32,6 +33,8 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --upgrade pip
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check \
 		$(PIP_ARGS) -c constraints.txt -e '.[dev,torch]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $(PIP_ARGS) \
+		--no-deps axe-playwright-python==0.1.8
 	@touch $@
 
 install: $(READY)  ## create .venv and install kprof with everything for development
@@ -42,7 +45,7 @@ demo: $(READY)  ## profile examples/train_tiny.py and say where the report lies
 	@echo "The report: $(CURDIR)/demo.kprof/report.html"
 
 test: $(READY)  ## run the tests that need no GPU and no minutes
-	$(BIN)/python -m pytest -m "not gpu and not hostile and not browser and not slow" \
+	$(BIN)/python -m pytest -m "not gpu and not hostile and not slow" \
 		$(TOGETHER) $(PYTEST_ARGS)
 
 slow: $(READY)  ## run the slow tests and write for which code they passed (SLOW_ARGS=--if-changed)
@@ -63,12 +66,8 @@ chromium:  ## install headless Chromium where it is missing and can be
 		|| { echo "NO REPORT IS OPENED: this needs chromium and chromedriver, and cannot install" \
 		"them. On Debian, as root: apt-get install chromium chromium-driver"; exit 2; }
 
-# Of that package only the script of axe is used, not what it would bring with it.
-browser: $(READY) chromium  ## open the reports in headless Chromium
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --no-deps \
-		axe-playwright-python==0.1.8
-	KPROF_BROWSER=required $(BIN)/python -m pytest -m browser \
-		$(shell grep -rl --include="test_*.py" "mark\.browser" tests) $(PYTEST_ARGS)
+browser: $(READY) chromium  ## open the reports in headless Chromium, part of the slow tests
+	KPROF_BROWSER=required $(BIN)/python -m pytest -m browser tests/report $(PYTEST_ARGS)
 
 lint: $(READY)  ## format, lint, types and layers
 	$(BIN)/ruff format --check $(SOURCES)

@@ -45,7 +45,7 @@ TESTS = (
     *("tests/collect/loadgen", "tests/collect/readers"),
     *("tests/test_device.py", "tests/test_saved.py", "tests/test_timing.py"),
 )
-MARKED = "not gpu and not hostile and not browser and not slow"
+MARKED = "not gpu and not hostile and not slow"
 PYTEST = ("-m", "pytest", "-q", "-x", "-m", MARKED, "-p", "no:cacheprovider", "-p", "no:xdist")
 FAULTS = 40
 REACH = 36
