@@ -15,7 +15,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kprof.kernels.swap.swap_report import FIRST_LOOK, NO_SITE, Ran, Tried
+from kprof.kernels.swap.swap_report import FIRST_LOOK, NO_SITE, UNMEASURED, Ran, Tried
 
 # Windows after which a joint swap that is not decided is given up.
 MOST_OF_JOINT = 2 * FIRST_LOOK
@@ -86,9 +86,11 @@ class Search:
         if self.joint and is_open and joint.num_windows < MOST_OF_JOINT:
             return [self.joint], ""
         if not self.joint or not joint.is_faster:
-            ran = seen[self.joint].ran if self.joint in seen else {}
-            # Kernels that ran first: others may have no call.
-            names = sorted(self.names, key=lambda one: (kernel_of(one) not in ran, self._rank(one)))
+            with_calls = _with_calls(seen[self.joint]) if self.joint in seen else set[str]()
+            # Others may have no call.
+            names = sorted(
+                self.names, key=lambda one: (kernel_of(one) not in with_calls, self._rank(one))
+            )
             return [one for one in names if not _is_decided(tried.get(one))], ""
         moves = self._moves(seen[self.joint])
         if joint.num_compiled:
@@ -115,8 +117,10 @@ class Search:
         own = {f"{kernel}={one.provider}" for kernel, one in ran.items()}
         kernels = [one for one in self._kernels if begun.whys.get(one) != NO_SITE]
         others = [one for one in self.names if one not in own and kernel_of(one) in kernels]
-        # Providers of kernels that ran first: others may have no call.
-        others.sort(key=lambda one: kernel_of(one) not in ran)
+        # Kernels that nobody has measured first: of the others, what is the fastest ran. Those that
+        # did not run last: they may have no call.
+        with_calls = _with_calls(begun)
+        others.sort(key=lambda one: (kernel_of(one) not in with_calls, kernel_of(one) in ran))
         return moves + [self.exchanged(one) for one in others]
 
     def outcome(
@@ -153,14 +157,19 @@ class Search:
         return found, joint
 
     def _why(self, name: str, begun: Seen) -> str:
-        """Return why a candidate did not run in the joint swap; empty: another provider did."""
+        """Return why a candidate did not run in the joint swap; empty: it might, if it is named."""
         kernel = kernel_of(name)
-        return "" if kernel in begun.ran else begun.whys.get(kernel, UNTOUCHED)
+        return "" if kernel in _with_calls(begun) else begun.whys.get(kernel, UNTOUCHED)
 
 
 def kernel_of(name: str) -> str:
     """Return the kernel of KERNEL=PROVIDER."""
     return name.partition("=")[0]
+
+
+def _with_calls(begun: Seen) -> set[str]:
+    """Return the kernels that ran, or would have if a provider had been named."""
+    return {*begun.ran, *(one for one, why in begun.whys.items() if why == UNMEASURED)}
 
 
 def _is_decided(one: Tried | None) -> bool:

@@ -23,6 +23,7 @@ from kprof.kernels.swap.swap_report import (
     GATE_PASSED,
     GATE_UNFINISHED,
     NEEDS_GPU,
+    UNMEASURED,
     CallSort,
     Checked,
     Choice,
@@ -375,6 +376,23 @@ def test_kernels_that_pay_by_the_findings_are_left_out_last():
     search = Search(["a=kprof", "b=kprof", "c=kprof"], likely=lambda: ["b", "a"])
     left, _ = search.left(*tried_of(search), 60.0)
     assert left == ["a,b", "b,c", "a,c"]
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.8, 0.9), (1.1, 1.2)])
+def test_a_kernel_that_nobody_has_measured_is_tried_before_others_that_did_not_run(low, high):
+    """In the joint swap it does not run, since no provider is named there."""
+    search = Search(["a=kprof", "b=aten", "b=kprof", "c=kprof", "d=kprof"])
+    joint = tried(search.joint, low, (low + high) / 2, high)
+    whys = {"a": "no call", "c": UNMEASURED}
+    seen = {search.joint: Seen({"b": Ran("aten"), "d": Ran("kprof")}, whys, took_s=1.0)}
+    left, base = search.left({search.joint: joint}, seen, 60.0)
+    names = [one for one in left if "c=kprof" in one or "a=kprof" in one]
+    assert [one.count("a=kprof") for one in names] == [0, 1]
+    if base:
+        exchanged = [one for one in left if "=" in one]
+        assert exchanged == [search.exchanged(one) for one in ("c=kprof", "b=kprof", "a=kprof")]
+        outcome, _ = search.outcome({search.joint: joint}, seen)
+        assert (outcome["a=kprof"].why, outcome["c=kprof"].why) == ("no call", "")
 
 
 def test_a_kernel_that_runs_where_another_is_left_out_takes_its_place():

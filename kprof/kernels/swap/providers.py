@@ -22,7 +22,7 @@ from kprof.kernels.bench.choice import (
 )
 from kprof.kernels.runtime import IS_INTERPRETED
 from kprof.kernels.swap.sites import FAMILIES
-from kprof.kernels.swap.swap_report import AUTO, NEEDS_GPU
+from kprof.kernels.swap.swap_report import AUTO, NEEDS_GPU, UNMEASURED
 
 # Providers that run on every device of torch; the others need a GPU.
 ANYWHERE = ("aten", "eager", "inductor")
@@ -34,7 +34,6 @@ LEAN_SITES = ("swiglu", "geglu")
 # Providers that are the replaced code itself, eager and compiled.
 ORIGINAL = (FALLBACK, INDUCTOR)
 AS_FAST = "no provider was measured to be faster than the original"
-UNMEASURED = "no provider was measured on such calls: kprof kernels bench"
 
 Chosen = tuple[Callable[..., Any] | None, str | None, str | None]
 

@@ -18,9 +18,11 @@ from kprof.errors import KprofError
 # Name of the file in the folder of a run or a comparison.
 SWAP_REPORT = "swap.json"
 # In the place of kernels: those that make the workload faster.
+AUTO = "auto"
 # Why a call runs the original where a kernel would take it on a GPU.
 NEEDS_GPU = "its tensors are not on a GPU"
-AUTO = "auto"
+# Why it runs the original unless a provider is named.
+UNMEASURED = "no provider was measured on such calls: kprof kernels bench"
 # Name of the file with what `--swap auto` tried.
 CHOICE = "choice.json"
 # Ending of the file, beside the log of candidates, with those that need windows.
