@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 
@@ -15,6 +16,9 @@ def main() -> None:
         # Before the command; the exit code is the shell's for SIGINT.
         sys.stderr.write("kprof: interrupted\n")
         sys.exit(130)
+    finally:
+        # Python would look for cycles once more, among all objects of the modules.
+        gc.freeze()
 
 
 if __name__ == "__main__":
