@@ -249,9 +249,36 @@ def test_a_process_of_unknown_rank_takes_a_free_one(tmp_path):
     assert read(path, {300: 0}).kernels["rank"].tolist() == [1, 0]
 
 
+TOLD_OF_A_SESSION = (
+    *(gpu(), message(2, "CUDA events were lost")),
+    setting("META_DATA_CAPTURE", "PROCESS_0:COMMAND", "train"),
+    setting("META_DATA_EXPORT", "EXPORT_PRODUCT_VERSION", "2025.5"),
+    ("TARGET_INFO_CUDA_DEVICE", {"gpuId": 0, "cudaId": 0, "pid": 100}),
+    ("TARGET_INFO_CUDA_GPU", {"deviceId": 0, "name": "NVIDIA H200", "numMultiprocessors": 132}),
+)
+
+
 def test_the_gpus_are_described(tmp_path):
     gpus = read(write(tmp_path, kernel(), gpu())).meta.gpus
     assert gpus == (Gpu(0, "NVIDIA H200", 132, 150_000_000_000, "9.0"),)
+
+
+def test_the_gpus_of_an_old_export_are_described_in_another_table(tmp_path):
+    row = {"deviceId": 1, "name": "NVIDIA GeForce RTX 3080", "numMultiprocessors": 68}
+    row |= {"globalMemorySize": 10_495_524_864, "pid": 100}
+    old = ("TARGET_INFO_CUDA_GPU", row | {"computeCapabilityMajor": 8, "computeCapabilityMinor": 6})
+    without_id = ("TARGET_INFO_GPU", {"deviceId": 1, "name": "NVIDIA GeForce RTX 3080"})
+    gpus = read(write(tmp_path, kernel(deviceId=1), without_id, old)).meta.gpus
+    assert gpus == (Gpu(1, "NVIDIA GeForce RTX 3080", 68, 10_495_524_864, "8.6"),)
+
+
+@pytest.mark.parametrize("row", TOLD_OF_A_SESSION, ids=lambda row: row[0])
+def test_a_column_that_describes_the_session_may_be_absent(tmp_path, row):
+    table, columns = row
+    for absent in columns:
+        rest = {name: value for name, value in columns.items() if name != absent}
+        path = write(tmp_path, kernel(), (table, rest), name=f"{absent}.sqlite")
+        assert read(path).kernels["duration_ns"].tolist() == [500]
 
 
 def test_a_gpu_goes_by_the_number_under_which_its_process_saw_it(tmp_path):

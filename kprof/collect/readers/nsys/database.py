@@ -59,6 +59,15 @@ class Database:
         for row in self._connection.execute(query).fetchall():
             yield tuple(_decoded(value) for value in row)
 
+    def known(self, table: str, names: Sequence[str]) -> list[tuple[object, ...]]:
+        """Return the distinct rows of a small table, in order; None for a column that is absent."""
+        if not any(self.has(table, name) for name in names):
+            return []
+        chosen = ", ".join(_quoted(name) if self.has(table, name) else "NULL" for name in names)
+        order = ", ".join(str(place + 1) for place in range(len(names)))
+        query = f"SELECT DISTINCT {chosen} FROM {_quoted(table)} ORDER BY {order}"
+        return list(self.rows(query))
+
     def numbers(
         self,
         table: str,

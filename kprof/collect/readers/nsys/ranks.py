@@ -14,6 +14,15 @@ from kprof.trace import Gpu
 
 THREAD_BITS = 24
 ONE_THREAD = (1 << THREAD_BITS) - 1
+GPU_COLUMNS = ("id", "name", "smCount", "totalMemory", "computeMajor", "computeMinor", "cuDevice")
+# Exports before 2022 describe the GPUs in another table, by CUDA's own numbers.
+OLD_GPUS = (
+    "TARGET_INFO_CUDA_GPU",
+    (
+        *("deviceId", "name", "numMultiprocessors", "globalMemorySize"),
+        *("computeCapabilityMajor", "computeCapabilityMinor"),
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -84,11 +93,9 @@ def gpus_of(database: Database, processes: Processes) -> tuple[Gpu, ...]:
 
     In a trace of several processes each one's, since one number may stand for several GPUs.
     """
-    if not database.has("TARGET_INFO_GPU"):
-        return ()
-    wanted = ("id", "name", "smCount", "totalMemory", "computeMajor", "computeMinor", "cuDevice")
-    chosen = ", ".join(n if database.has("TARGET_INFO_GPU", n) else "NULL" for n in wanted)
-    rows = database.rows(f"SELECT {chosen} FROM TARGET_INFO_GPU ORDER BY id")
+    rows = database.known("TARGET_INFO_GPU", GPU_COLUMNS)
+    if not any(row[0] is not None for row in rows):
+        rows = [(*row, None) for row in database.known(*OLD_GPUS)]
     found = {}
     for number, name, num_sms, memory, major, minor, cuda_number in rows:
         capability = None if major is None or minor is None else f"{major}.{minor}"
@@ -96,8 +103,6 @@ def gpus_of(database: Database, processes: Processes) -> tuple[Gpu, ...]:
         found[_whole(number)] = Gpu(
             _whole(index) or 0, str(name or ""), _whole(num_sms), _whole(memory), capability
         )
-    if not database.has("TARGET_INFO_CUDA_DEVICE"):
-        return tuple(found.values())
     return _as_cuda_saw_them(database, found, processes) or tuple(found.values())
 
 
@@ -105,9 +110,9 @@ def _as_cuda_saw_them(
     database: Database, gpus: dict[int | None, Gpu], processes: Processes
 ) -> tuple[Gpu, ...]:
     rank_of = dict(zip(processes.pids, processes.ranks.tolist(), strict=True))
-    query = "SELECT DISTINCT pid, cudaId, gpuId FROM TARGET_INFO_CUDA_DEVICE ORDER BY 1, 2, 3"
     seen = []
-    for pid, cuda_number, number in database.rows(query):
+    named = database.known("TARGET_INFO_CUDA_DEVICE", ("pid", "cudaId", "gpuId"))
+    for pid, cuda_number, number in named:
         index, gpu = _whole(cuda_number), gpus.get(_whole(number))
         if index is not None and gpu is not None and isinstance(pid, int) and pid in rank_of:
             rank = rank_of[pid] if len(rank_of) > 1 else None
