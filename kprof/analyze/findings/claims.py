@@ -12,6 +12,7 @@ import numpy as np
 from kprof.analyze.findings.queries import (
     Int64s,
     count_steps,
+    is_of_torch,
     is_one_of,
     per_step,
     total_ns,
@@ -155,10 +156,14 @@ def recommend(trace: Trace, kernel: str, effort: Grade = "low") -> Recommended:
 def proof_by_copy(trace: Trace, ending: str) -> str:
     """Return the command that compares the script with a changed copy of it: `train_ENDING.py`.
 
-    Empty where what was recorded is no script.
+    Empty where a program that does not use torch was recorded, or what is no script.
     """
     words, is_python = _recorded_words(trace)
-    if not is_python or not (words[0] == SCRIPT or words[0].endswith(".py")):
+    if (
+        not is_python
+        or not is_of_torch(trace)
+        or not (words[0] == SCRIPT or words[0].endswith(".py"))
+    ):
         return ""
     other = f"{words[0].removesuffix('.py')}_{ending}.py"
     return shlex.join(["kprof", "ab", "--python", words[0], other, *words[1:]])

@@ -1,7 +1,8 @@
 """Patterns of activities that several rules look for.
 
 They cover neighbours on a stream, throttled clocks, decoding, the logits of a loss over a large
-vocabulary, the sizes of matrix multiplications, and operators that the library has a kernel for.
+vocabulary, the sizes of matrix multiplications, allocations, and operators that the library has a
+kernel for.
 """
 
 from __future__ import annotations
@@ -14,19 +15,32 @@ import numpy as np
 
 from kprof.analyze.capture_quality.unanswered import Unanswered
 from kprof.analyze.energy import Series, around, devices_in, readings
-from kprof.analyze.findings.claims import recommend, work_places
+from kprof.analyze.findings.claims import (
+    idle_places,
+    in_words,
+    percent,
+    recommend,
+    work_places,
+)
 from kprof.analyze.findings.queries import (
     Bools,
     Int64s,
     by_shapes,
+    count_host_steps,
     durations,
     elements_of,
     is_one_of,
+    matches,
+    per_step,
     shape_of,
     share_of_device,
+    share_of_whole,
     total_ns,
+    whole_of,
 )
 from kprof.analyze.groupings import count_gpus
+from kprof.analyze.idle.causes import ALLOCATOR, PINNING_CALL
+from kprof.errors import three_digits
 from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
@@ -338,3 +352,42 @@ def finding_of(trace: Trace, rule: str, claim: str, rows: Int64s, fix: Fix, swap
         dry_run=kernel.dry_run,
         command=kernel.command,
     )
+
+
+def in_pinned_memory(trace: Trace, idle_rows: Int64s) -> Bools:
+    """Tell which pieces of idle time lie behind an allocation of pinned memory of the host."""
+    calls = trace.idle["evidence_row"].to_numpy(np.int64, na_value=-1)[idle_rows]
+    is_pinning = np.append(matches(trace.ranges["name"], PINNING_CALL), False)
+    return np.asarray(is_pinning[calls])
+
+
+def of_allocations(trace: Trace, rule: str, idle_rows: Int64s, command: str = "") -> list[Finding]:
+    """Return a rule's finding about these pieces of idle time behind allocations, if they matter.
+
+    After a warm-up a program asks for no memory; a hundredth of the step is a habit.
+    """
+    lost_ns = int(trace.idle["duration_ns"].to_numpy(np.int64)[idle_rows].sum())
+    share = share_of_whole(trace, lost_ns)
+    if share < LEAST_SHARE:
+        return []
+    calls = np.unique(trace.idle["evidence_row"].iloc[idle_rows].dropna().to_numpy(np.int64))
+    names = trace.ranges["name"].iloc[calls].astype(str).value_counts()
+    steps = count_host_steps(trace)
+    said = ", ".join(f"{three_digits(n / steps)} {name}" for name, n in names.head(3).items())
+    claim = (
+        f"In {whole_of(trace)} the driver is asked for memory ({said}), and the GPU idles for "
+        f"{in_words(per_step(trace, lost_ns))} ({percent(share)} of {whole_of(trace)})"
+    )
+    return [
+        Finding(
+            rule=rule,
+            claim=claim,
+            confidence="high",
+            effort="low",
+            idle_rows=tuple(idle_rows.tolist()),
+            range_rows=tuple(calls.tolist()),
+            details=idle_places(trace, idle_rows),
+            fix=Fix(idle_cause=ALLOCATOR),
+            command=command,
+        )
+    ]

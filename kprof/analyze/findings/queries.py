@@ -53,6 +53,19 @@ def matches(column: pd.Series[Any], pattern: str) -> Bools:
     return in_categories(column, np.array([bool(compiled.search(str(n))) for n in names], bool))
 
 
+OF_TORCH = r"\b(?:at|c10|torch)::"
+
+
+def is_of_torch(trace: Trace) -> bool:
+    """Tell whether the program uses torch, by the profiler, its operators or its kernels.
+
+    Nsight Systems records any program; the other profilers are torch's or Triton's.
+    """
+    if trace.meta.tool != "nsys" or (trace.ranges["kind"] == "op").any():
+        return True
+    return bool(matches(trace.kernels["name"], OF_TORCH).any())
+
+
 def durations(trace: Trace) -> Int64s:
     """Return how long each activity took."""
     return trace.kernels["duration_ns"].to_numpy(np.int64)

@@ -56,6 +56,11 @@ ALLOCATING_CALL = (
     r"^(?:cuda|hip)(?!.*Async)(?:Malloc|Free|Host(?:Alloc|Malloc|Free|Register|Unregister))"
     r"|^cuMem(?!.*Async)(?:Create|Release|Map|Unmap|SetAccess|Alloc|Free|Address|Host)"
 )
+# Of them those of pinned memory of the host.
+PINNING_CALL = (
+    r"^(?:cuda|hip)(?:MallocHost|FreeHost|Host(?:Alloc|Malloc|Free|Register|Unregister))"
+    r"|^cuMem(?:AllocHost|FreeHost|Host)"
+)
 # Copies from memory that is not pinned: the host itself moves the bytes to where the device gets
 # them. (Copies the other way are how the host fetches a result, and count as synchronization.)
 PAGEABLE_UPLOAD = r"HtoD \(Pageable"

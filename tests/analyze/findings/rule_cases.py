@@ -84,6 +84,10 @@ CASES: dict[str, Case] = {
         "allocates_every_step",
         trained(amid=lambda machine: machine.call("cudaMalloc", 100 * US)),
     ),
+    # No allocator that keeps memory of the GPU pins any.
+    "repeated_allocations": of_planted(
+        "pins_memory_every_step", lambda: planted("allocates_every_step", is_faulty=True)
+    ),
     "exposed_collectives": Case(
         lambda: communicating(beside=0),
         lambda: communicating(beside=1),

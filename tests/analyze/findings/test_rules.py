@@ -10,6 +10,8 @@ import pytest
 
 from kprof.analyze.findings.diagnose import RULES, diagnose, name_of, why_not
 from kprof.analyze.findings.savings import find_pricer
+from kprof.analyze.passes import analyze
+from kprof.collect.readers.nsys.reader import read
 from kprof.errors import modules_in
 from kprof.findings import DryRun, DryRunRow, Fix
 from kprof.trace import Gpu
@@ -35,6 +37,7 @@ from tests.analyze.findings.rule_traces import (
     trace_of_work,
     work,
 )
+from tests.collect import nsys_files
 from tests.planted.machine import Machine
 from tests.planted.workloads import forward
 from tests.quantities import quantities_in
@@ -536,3 +539,35 @@ def test_sleep_saves_at_most_what_the_device_waits():
     alone = pricer.price([found])
     lost_ns = trace.idle["duration_ns"].iloc[list(found.idle_rows)].sum() / 4
     assert (alone.low_ns, alone.high_ns) == (0, pytest.approx(lost_ns, abs=1))
+
+
+def repeated_rounds(folder, *, kernel_name, rounds=60):
+    """Return the analyzed export of a program that allocates and launches again and again."""
+    rows = []
+    for number in range(rounds):
+        at, call = number * 100 * US, {"correlationId": number + 1}
+        rows += [
+            nsys_files.launch("cuMemAlloc_v2", start=at, end=at + 40 * US, correlationId=0),
+            nsys_files.launch("cuLaunchKernel", start=at + 80 * US, end=at + 84 * US, **call),
+            nsys_files.kernel(
+                start=at + 88 * US, end=at + 92 * US, demangledName=kernel_name, **call
+            ),
+        ]
+    return analyze(read(nsys_files.write(folder, *rows)))
+
+
+@pytest.mark.parametrize(
+    ("kernel_name", "rule", "proves"),
+    [
+        ("fill_42_gpu", "repeated_allocations", False),
+        ("at::native::fill_kernel", "memory_fragmentation", True),
+    ],
+)
+def test_a_change_of_torch_is_proposed_for_a_program_that_uses_it(
+    tmp_path, kernel_name, rule, proves
+):
+    found = diagnose(repeated_rounds(tmp_path, kernel_name=kernel_name)).findings
+    commands = {one.rule: one.command for one in found}
+    assert rule in commands
+    assert len({"repeated_allocations", "memory_fragmentation"} & set(commands)) == 1
+    assert [bool(commands[name]) for name in (rule, "launch_bound_host")] == [proves, proves]
