@@ -119,6 +119,7 @@ def launch(options: LaunchOptions, say: Say = lambda message: None) -> LaunchRes
         environment = environment_for(options, raw)
         exit_code = run_command(options.command, environment, look=follower.look, start=start)
         exit_code = 0 if follower.has_stopped else exit_code
+        follower.close()
     finally:
         sampler.stop()
     times_ns = (started_ns, time.time_ns())
@@ -152,6 +153,20 @@ class WindowFollower:
         if self._is_over and self._options.stops_after_recording and not self._may_train:
             self._stop(process)
 
+    def close(self) -> None:
+        """Tell of a recording that only the end of the workload completed."""
+        recorders = recorders_of(self._raw)
+        whole = [one for part, one in recorders.items() if [*part.glob("window-*.json*")]]
+        if self._is_over or not whole:
+            return
+        if windows := [one for one in whole if len(one["window_ns"]) > 1]:
+            self._say_recorded(windows, "")
+        elif number := max(sum(step["recorded"] for step in one["steps"]) for one in whole):
+            steps = counted(number, "step")
+            self._say_below(whole, f"recorded {steps} from the beginning, warm-up included")
+        else:
+            self._say_below(whole, "recorded from the beginning, without steps")
+
     def _has_news(self) -> bool:
         stamp: tuple[tuple[str, int], ...] = ()
         for path in sorted(self._raw.glob("rank*-pid*/recorder.json")):
@@ -169,19 +184,29 @@ class WindowFollower:
         is_another = self._is_over and began_ns != self._began_ns
         if self._began_ns is None or is_another:
             self._is_over = False
-            self._say(
+            self._say_below(
+                windows,
                 f"recording {self._what_is_recorded(windows)}"
-                + (", in place of the recording before" if is_another else "")
+                + (", in place of the recording before" if is_another else ""),
             )
         self._began_ns = began_ns
         is_complete = all(one["is_complete"] and len(one["window_ns"]) > 1 for one in windows)
         if is_complete and not self._is_over:
             self._is_over, self._over_since = True, time.monotonic()
             self._may_train = any(one.get("may_train") for one in windows)
-            took_s = (max(one["window_ns"][1] for one in windows) - began_ns) / 1e9
-            number = min(sum(step["recorded"] for step in one["steps"]) for one in windows)
-            what = counted(number, "step") if number else "a block"
-            self._say(f"recorded {what} in {three_digits(took_s)} s; {self._what_follows()}")
+            self._say_recorded(windows, f"; {self._what_follows()}")
+
+    def _say_recorded(self, windows: Sequence[Mapping[str, Any]], follows: str) -> None:
+        begins, ends = zip(*(one["window_ns"] for one in windows), strict=True)
+        number = min(sum(step["recorded"] for step in one["steps"]) for one in windows)
+        what = counted(number, "step") if number else "a block"
+        took = three_digits((max(ends) - min(begins)) / 1e9)
+        self._say_below(windows, f"recorded {what} in {took} s{follows}")
+
+    def _say_below(self, windows: Sequence[Mapping[str, Any]], message: str) -> None:
+        """Say something on a line of its own, also below an open progress bar."""
+        is_bar_open = any(one.get("is_bar_open") for one in windows)
+        self._say(f"\n{message}" if is_bar_open else message)
 
     def _what_is_recorded(self, windows: Sequence[Mapping[str, Any]]) -> str:
         if any(one.get("is_block") for one in windows):

@@ -44,5 +44,10 @@ class Answer(NamedTuple):
 
 
 def say(message: str) -> None:
-    """Tell the user something, on stderr, without the secrets of a command line in it."""
-    typer.echo(f"kprof: {without_secrets(message)}", err=True)
+    """Tell the user something, on stderr, without the secrets of a command line in it.
+
+    A message that begins with a line break stands below a line that another program left open.
+    """
+    text = message.removeprefix("\n")
+    lead = message.removesuffix(text)
+    typer.echo(f"{lead}kprof: {without_secrets(text)}", err=True)

@@ -262,7 +262,27 @@ def test_no_number_of_steps_is_announced_where_steps_do_not_end_the_recording(tm
     command = (sys.executable, str(tmp_path / "script.py"), str(tmp_path / "block.kprof"))
     heard = []
     launch(LaunchOptions(command, tmp_path / "run.kprof"), heard.append)
-    assert [told for told in heard if "step" in told] == []
+    assert len(heard) >= 1
+    assert [told for told in heard if quantities_in(told) and "step" in told] == []
+
+
+def test_the_user_hears_how_many_steps_there_were_where_the_warm_up_never_ended(tmp_path):
+    (tmp_path / "script.py").write_text(STEPPING)
+    command, heard = (sys.executable, str(tmp_path / "script.py"), "4"), []
+    launch(LaunchOptions(command, tmp_path / "run.kprof"), heard.append)
+    (part,) = (tmp_path / "run.kprof" / "raw").glob("rank*")
+    steps = json.loads((part / "recorder.json").read_text())["steps"]
+    number = sum(step["recorded"] for step in steps)
+    assert number > 0
+    assert [quantities_in(told) for told in heard] == [[str(number)]]
+
+
+def test_a_message_stands_below_a_progress_bar_that_is_open(tmp_path):
+    bar = "import tqdm\nbar = tqdm.tqdm(total=12)\n"
+    (tmp_path / "script.py").write_text(bar + STEPPING + "import time\ntime.sleep(1)\n")
+    command, heard = (sys.executable, str(tmp_path / "script.py"), "12"), []
+    launch(LaunchOptions(command, tmp_path / "run.kprof", steps=2), heard.append)
+    assert [told.startswith("\n") for told in heard] == [True, True]
 
 
 def test_a_workload_is_ended_after_its_recording_where_that_was_asked_for(tmp_path):

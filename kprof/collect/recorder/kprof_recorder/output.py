@@ -252,6 +252,7 @@ class Outcome:
             "window_ns": self.window_ns,
             "is_block": latest is not None and latest.is_block,
             "may_train": recorder.may_train,
+            "is_bar_open": is_bar_open(),
             "caveats": self._caveats(),
             "shapes": settings.shapes,
             "stacks": settings.stacks,
@@ -331,6 +332,12 @@ class Outcome:
             "Recorded from the beginning, warm-up included, because the script ended after "
             f"{num_steps} steps (fewer than --skip {skip} + 1)."
         )
+
+
+def is_bar_open() -> bool:
+    """Whether a progress bar of tqdm stands on the last line of stderr, which does not end."""
+    tqdm = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
+    return bool(getattr(tqdm, "_instances", ()))
 
 
 def _replace(path: Path, text: str) -> None:
