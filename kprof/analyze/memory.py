@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from bisect import bisect_right
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 from typing import NamedTuple
 
@@ -106,12 +108,16 @@ def find_peak(
     """
     lives, peak, reserved_bytes = _replay(history)
     owners = _owners(lives, notes)
-    sizes: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    sizes: dict[tuple[str, str], list[int]] = defaultdict(list)
+    bases: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    phases = _Phases(history)
     for one in peak:
-        sizes[_holder_of(one, owners, ranges)].append(one.size)
+        category, place, basis = _kept(one, _holder_of(one, owners, ranges), phases)
+        sizes[category, place].append(one.size)
+        bases[category, place][basis] += one.size
     holders = [
-        MemoryHolder(category, place, sum(of), len(of), basis)
-        for (category, place, basis), of in sizes.items()
+        MemoryHolder(*of, sum(found), len(found), bases[of].most_common(1)[0][0])
+        for of, found in sizes.items()
     ]
     holders.sort(key=lambda one: (-one.num_bytes, one.category, one.place))
     return MemoryPeak(
@@ -203,6 +209,9 @@ def _owners(lives: Iterable[Allocation], notes: Iterable[Note]) -> dict[int, str
 BY_ADDRESS, BY_TIME, BY_STACK, BY_SIZE, UNKNOWN = "address", "time", "stack", "size", "unknown"
 ACTIVATIONS, TEMPORARIES, WORKSPACES = "activations", "temporaries of backward", "workspaces"
 OF_OPTIMIZER, OUTSIDE = "temporaries of the optimizer", "allocated outside of every phase"
+OPTIMIZERS = (OWNERS["optimizer"], OF_OPTIMIZER)
+# What an allocation is that outlives its phase.
+KEPT = {TEMPORARIES: OWNERS["gradients"], OF_OPTIMIZER: OWNERS["optimizer"]}
 # Sizes of cuBLAS's workspaces that torch allocates: on Hopper, and before it
 # (getChosenWorkspaceSize in CublasHandlePool.cpp).
 WORKSPACE_BYTES = (4096 * 8 * 1024, 4096 * 1024 * 2 + 16 * 1024 * 8)
@@ -223,6 +232,54 @@ def _holder_of(
     if one.begin is None:
         return "allocated before the recording", "", UNKNOWN
     return "without a stack", "", BY_STACK
+
+
+class _Phases:
+    """Which allocations outlive the phase that made them, by the stacks of the later ones."""
+
+    def __init__(self, history: DeviceHistory) -> None:
+        self._events = history.events
+
+    @cached_property
+    def _of_optimizer(self) -> list[int]:
+        return [at for at, category in self._told if category in OPTIMIZERS]
+
+    @cached_property
+    def _of_others(self) -> list[int]:
+        return [at for at, category in self._told if category not in OPTIMIZERS]
+
+    @cached_property
+    def _told(self) -> list[tuple[int, str]]:
+        by_stack: dict[tuple[Frame, ...], str] = {}
+        found = []
+        for at, event in enumerate(self._events):
+            if event.action == "alloc" and event.frames:
+                if event.frames not in by_stack:
+                    by_stack[event.frames] = _by_stack(event.frames)[0]
+                found.append((at, by_stack[event.frames]))
+        return found
+
+    @cached_property
+    def _failed_at(self) -> int:
+        """The last allocation that failed: a snapshot may then be of the middle of a phase."""
+        failed = [at for at, event in enumerate(self._events) if event.action == "oom"]
+        return failed[-1] if failed else -1
+
+    def has_outlived(self, one: Allocation, category: str) -> bool:
+        """Tell whether an allocation of backward or of the optimizer lived after it."""
+        later = self._of_others if category == OF_OPTIMIZER else self._of_optimizer
+        place = bisect_right(later, one.begin_at)
+        if place < len(later) and later[place] < one.end_at:
+            return True
+        return one.end_at == inf and self._failed_at < one.begin_at
+
+
+def _kept(one: Allocation, holder: tuple[str, str, str], phases: _Phases) -> tuple[str, str, str]:
+    """Return the holder of an allocation, which is no temporary if its stack and life say so."""
+    category, _, basis = holder
+    if basis != BY_STACK or category not in KEPT or not phases.has_outlived(one, category):
+        return holder
+    return KEPT[category], "", basis
 
 
 def _by_time(time_ns: int, ranges: Sequence[Range]) -> tuple[str, str, str]:

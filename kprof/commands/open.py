@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -106,7 +107,7 @@ def _memory_of(path: Path, *, json: bool) -> Answer:
 
     from kprof.analyze.memory import find_peak
     from kprof.collect.memory_snapshot import read_snapshot
-    from kprof.report.section import Section
+    from kprof.report.section import Section, Table
     from kprof.report.sections.memory import ORDER, TITLE, parts_of_peaks
 
     peaks = tuple(find_peak(history) for history in read_snapshot(path))
@@ -115,8 +116,13 @@ def _memory_of(path: Path, *, json: bool) -> Answer:
             f"{path.name} holds no segment of memory", fix="take the snapshot while CUDA is in use"
         )
     printed = msgspec.json.format(msgspec.json.encode({"schema": 1, "memory": peaks}))
-    section = Section(TITLE, ORDER, parts_of_peaks(peaks))
-    last = "next: kprof run --memory, whose report names modules and owners"
+    # A snapshot has no page that could show the rest of a table.
+    parts = [
+        replace(part, terminal_rows=len(part.rows)) if isinstance(part, Table) else part
+        for part in parts_of_peaks(peaks)
+    ]
+    section = Section(TITLE, ORDER, tuple(parts))
+    last = "next: kprof run --memory SCRIPT, whose report names modules and owners"
     return Answer(path.name, [section], printed if json else None, last)
 
 

@@ -182,3 +182,32 @@ def test_holders_add_up_to_the_highest_sum_wherever_the_history_begins(actions, 
     peak = find_peak(history(*events[begin:], blocks=blocks))
     assert peak.requested_bytes == max(sums[begin:])
     assert sum(one.num_bytes for one in peak.holders) == peak.requested_bytes
+
+
+def test_memory_that_outlives_the_optimizer_is_its_state_and_of_backward_a_gradient():
+    made = (
+        *(alloc(1, 100, None, BACKWARD), alloc(2, 7, None, BACKWARD), freed(2, 7)),
+        *(alloc(3, 200, None, UPDATE), alloc(4, 30, None, UPDATE)),
+    )
+    later = (freed(4, 30), alloc(5, 1, None, MODEL), freed(5, 1))
+    blocks = [Block(1, 100), Block(3, 200)]
+    assert holders(find_peak(history(*made, *later, blocks=blocks))) == {
+        ("gradients", ""): 100,
+        ("optimizer state", ""): 200,
+        ("temporaries of the optimizer", ""): 30,
+    }
+
+
+def test_the_middle_of_a_phase_that_failed_tells_no_life():
+    events = (alloc(1, 100, None, BACKWARD), Event("oom", 0, 500))
+    found = holders(find_peak(history(*events, blocks=[Block(1, 100)])))
+    assert found == {("temporaries of backward", ""): 100}
+
+
+def test_a_holder_that_two_signs_tell_is_one_row():
+    by_size, by_stack = 4096 * 8 * 1024, Frame("", 0, "at::cuda::getNewWorkspace()")
+    events = (alloc(1, by_size), alloc(2, 512, None, by_stack))
+    peak = find_peak(history(*events, blocks=[Block(1, by_size), Block(2, 512)]))
+    assert [(one.category, one.num_bytes) for one in peak.holders] == [
+        ("workspaces", by_size + 512)
+    ]
