@@ -53,7 +53,11 @@ OWN_OP_RULES: tuple[tuple[str, str], ...] = (
 OWN_CASTS = {"_rows", "_blocks", "_largest", "_turned"}
 
 # Functions that only their whole names tell: of kprof and of tiny-cuda-nn.
-WHOLE_NAMES = {"decode": "attention", "kernel_grid": "embedding"}
+WHOLE_NAMES = {
+    "decode": "attention",
+    "kernel_grid": "embedding",
+    "transform_kernel": "elementwise",
+}
 
 # The words of names, a row a kind. Of several words in a name the first row wins: heavy work comes
 # before light work, and words that name a library come last. `quant*` takes any ending and `*gemm`
@@ -69,18 +73,20 @@ collective  allreduce* allgather* reducescatter* alltoall* all2all* a2a a2av ncc
             notify reshard* ringbcast rdxn combinepush combinewait lowlatencydispatch
             lowlatencycombine dispatchnormal combinenormal moedistribute waitcombine broadcastring
             broadcasttree broadcastll broadcastsimple collectonstream fcollect onstream epdispatch
-            epcombine
+            epcombine ubx putsignal engramfetch startsync endsync devicesync aggfx argfx rsgfx
+            arkernel
 set         memset
-attention   kkt householder fna siso parallax
+attention   kkt householder fna siso parallax ttt qksoftmax lapersistent lapersistentpaged
+            podpersistent
 reduction   cumsum cumprod segsum prefixsum gathersum indexmax maxreducescatter quantparam
             quantizationparam vectornorm matrixnorm frobenius clipnorm blockallreduce warpallreduce
-            dequantreduce gradnorm pnorm l0norm maxnorm minnorm infnorm globalnorm
-            centroidupdate moereduc* moereduction moesum
+            dequantreduce gradnorm pnorm l0norm maxnorm minnorm infnorm globalnorm centroidupdate
+            moereduc* moereduction moesum scaninit compactinit numnan rankskernel
 indexing    topermutation tokenpool src2dst blocktable advancestep moedata alignblocksize alignsum
             maskedupdate mappedidx setrows
 copy        packhalo unpackhalo initfrom tomarlin setkvbuffer setmlakvbuffer
-other       householderreflector conjugategradient lengthcriterion stopcriterion stoppingcriterion
-            stopwords* sinkhorn binomialoption* furthest*
+other       householderreflector conjugategradient pmegather corrindex lengthcriterion stopcriterion
+            stoppingcriterion stopwords* sinkhorn binomialoption* furthest*
 sort        moegate moegating* moefusedgate topkhash gatingtopk hashtopk selectexpert countandsort
 elementwise transducerjoint gdngate gdngating kdagate kdagating glagate outerprod outerproduct
             multicasttranspose scalezeropoint*
@@ -91,42 +97,45 @@ embedding   spliteb splitembedding tbe embeddingbag kernelgridbackward
 optimizer   optimizer adam* *adam *sgd rprop weightdecay momentum adagrad amsgrad adabelief adabound
             adadelta rmsprop momentumupdate nesterov lamb lars ftrl lion muon adafactor novo*
             shampoo regulariz* lbfgs emaupdate emastep lookaheadstep
-norm        qknorm normrope rmsnormrope
+norm        qknorm normrope rmsnormrope skipln cucomputegradinput
 elementwise rope *rope rotary* rotate gridsample gridsampler ropequant lossscale biasaddgrad
             maskedfill adduniform
 copy        catandcache concatandcache
-attention   flash flashattn* flashmla flashdecod* *fmha sdpa *mha mqa gqa gla gdn gdr gsa kda hgrn
-            wkv rwkv nsa hstu gdpa retention deltarule deltanet gateddelta batchprefill batchdecode
-            singleprefill singledecode pageddecode pagedprefill pagedattention mergestate* mqalogits
-            dotdoo doodot attend msdeform msdeformable multiheadattention causaldot lse mlstm
-            simplicial solvetril dkv wyrepr recomputewu outputcorrection outcorrection dkdv dqkv
-            withkvcache fwdkernelstage sagefwd sagebwd mla attnfwd attnbwd sparseattn xqa
-            lightningattn lightningindexer indexerscore indexscore deltaformer
-            parallelbased parallelrebased mesanet fwddiag fwdnonediag fwdkvparallel fwdkvreduce
-            wufwd gradcorrection gradq gradk gradqk gradqkv dsa parallelpath convertdq convertdk
-            convertdv convertdkv chunkscan chunkstate
-convolution conv *conv convol* *convolution deconv* implicitgemm igemm winograd depthwise dcn cvbwd
-            cvfwd scudnn dtypecudnn computeoffset computeboffset subtensoropwithscalar
+attention   flash splitkv kvsplit flashattn* flashmla flashdecod* *fmha sdpa *mha mqa gqa gla gdn
+            gdr gsa kda hgrn wkv rwkv nsa hstu gdpa retention deltarule deltanet gateddelta
+            batchprefill batchdecode singleprefill singledecode pageddecode pagedprefill
+            pagedattention mergestate* mqalogits dotdoo doodot attend msdeform msdeformable
+            multiheadattention causaldot lse mlstm simplicial solvetril dkv wyrepr recomputewu
+            outputcorrection outcorrection dkdv dqkv withkvcache fwdkernelstage sagefwd sagebwd mla
+            attnfwd attnbwd sparseattn xqa lightningattn lightningindexer indexerscore indexscore
+            deltaformer parallelbased parallelrebased mesanet fwddiag fwdnonediag fwdkvparallel
+            fwdkvreduce wufwd gradcorrection gradq gradk gradqk gradqkv dsa parallelpath convertdq
+            convertdk convertdv convertdkv chunkscan chunkstate
+convolution conv *conv convol* *convolution deconv* implicitgemm wino igemm winograd depthwise dcn
+            cvbwd cvfwd scudnn dtypecudnn computeoffset computeboffset subtensoropwithscalar
             subtensoropwithcasttensor xdlopsbwdweight xdlopsbwddata
-indexing    routing moealig moealign moedev todense permute1ddata permute2ddata permute1dlength
-            permute2dlength permuteindices permuteweight permutepooled permutebwd moepermute
-            expandinputrows finalizemoe tokenpermute permutetoken unpermute* indicesto idxto idsto
-            sparsetodense tocsr tocoo tojagged topkindices topkindex topkidx batchedarray
-            pointerarray isin getitem copyindices relabel maplabel sortchunk invertpermute
-            invertpermutation inversepermute inversepermutation grouppoint grouping addat topkid
-gemm        *gemm gemm* *gemv gemv* *matmul matmul* matvec vecmat einsum tensordot contraction syrk
-            mmf mm bmm addmm addmv baddbmm addbmm qmm mv qmv nvjet cijk mfma lora sgmv bgmv spmm
-            spmv spgemm sddmm trmv* tpmv* tbmv* gbmv* hbmv* hemv* hpmv* sbmv* symv* trmm* herk*
-            syrkx* syr2k* her2k* ger syr her spr hpr syr2 her2 spr2 hpr2 rank2k* rankk sger dger
-            tgmm gett sddkernel dsdkernel ddskernel xty scatter2scatter mulmat* fullyconnected
-            downproj upproj gateproj outproj qkvproj fusedmoe fmoe moefused moeexpert moeforward
-            moebackward moefwd moebwd xxt xtx mmt gram vdot matrixmul* matrixmultiply
-            matrixmultiplication matmultiply smm hspmm sspaddmm streamk* csrmm* csrmv* cscmm* cscmv*
-            bsrmm* bsrmv* gebsrm* bscmm* coomm* coomv* ellmm* ellmv* sellmv* hybmv*
+indexing    routing moealig getrow moealign moedev todense permute1ddata permute2ddata
+            permute1dlength permute2dlength permuteindices permuteweight permutepooled permutebwd
+            moepermute expandinputrows finalizemoe tokenpermute permutetoken unpermute* indicesto
+            idxto idsto sparsetodense tocsr tocoo tojagged topkindices topkindex topkidx
+            batchedarray pointerarray isin getitem copyindices relabel maplabel sortchunk
+            invertpermute invertpermutation inversepermute inversepermutation grouppoint grouping
+            addat topkid
+gemm        *gemm gemm* *gemv mhcprojection innerproduct rnnblockpersist gemv* *matmul matmul*
+            matvec vecmat einsum tensordot contraction syrk mmf mm bmm addmm addmv baddbmm addbmm
+            qmm mv qmv nvjet cijk mfma lora sgmv bgmv spmm spmv spgemm sddmm trmv* tpmv* tbmv* gbmv*
+            hbmv* hemv* hpmv* sbmv* symv* trmm* herk* syrkx* syr2k* her2k* ger syr her spr hpr syr2
+            her2 spr2 hpr2 rank2k* rankk sger dger tgmm gett sddkernel dsdkernel ddskernel xty
+            scatter2scatter mulmat* fullyconnected downproj upproj gateproj outproj qkvproj fusedmoe
+            fmoe moefused moeexpert moeforward moebackward moefwd moebwd xxt xtx mmt gram vdot
+            matrixmul* matrixmultiply matrixmultiplication matmultiply smm hspmm sspaddmm streamk*
+            csrmm* csrmv* cscmm* cscmv* bsrmm* bsrmv* gebsrm* bscmm* coomm* coomv* ellmm* ellmv*
+            sellmv* hybmv*
 convolution dgrad wgrad
-copy        fillkv fillkvcache slicescatter copyqkv concatkvcache makesequential packsegment
-            unpacksegment convertdimstodims zeropad zeropadding d2dcpy d2hcpy h2dcpy majorto
-            positioncopy conjugatecopy subtensoropwithsubtensor
+copy        fillkv fillkvcache slicescatter copyqkv tensortransformgeneric restoreblock convertblock
+            im3d2col dup concatkvcache makesequential packsegment unpacksegment convertdimstodims
+            zeropad zeropadding d2dcpy d2hcpy h2dcpy majorto positioncopy conjugatecopy
+            subtensoropwithsubtensor
 softmax     *softmax softmin sparsemax entmax
 reduction   blocksum
 other       quat* voxel* mesh* ray rays raster* triangle iou* giou nms tree trees knn camera* pose
@@ -146,40 +155,42 @@ embedding   embed emb wte wpe embedding* embeddinglookup indexselectlarge indexs
 elementwise dtypetodtype dtype2dtype dequantizelinear quantizelinear upsampl* *upscale resize*
             interp* bilinear bicubic
 attention   attn* *attn attention* *attention att chunkwise recurrent flashdecoding
-random      dropout distribution philox curand bernoulli random* quasirandom rejection rand randn
-            randint randperm rng uniform gaussiannoise halton sobol multinomial exponential gumbel
-            noise poisson binomial dirichlet cauchy lognormal sampl* withreplacement unpackcudnn
-            withoutreplacement
+random      dropout distribution philox threefry executedist zipf curand bernoulli random*
+            quasirandom rejection rand randn randint randperm rng uniform gaussiannoise halton sobol
+            multinomial exponential gumbel noise poisson binomial dirichlet cauchy lognormal sampl*
+            withreplacement unpackcudnn withoutreplacement
 gemm        splitk splitkreduce wvsplitk wvsplitkq wvsplitkrc linear nndense gateup mlp fc dot
             dotprod dotproduct ffn
 indexing    unpool* maxunpool*
 reduction   pool *pool pooling* *pooling roialign subsampling selectivestate selectivescan ssu
             statepassing logsumexp sumexp
-elementwise posencoding positionencoding positionalencoding posenc resampl* downsampl* *downscale
-            quant* *quant dequant* *dequant requant* qdq cast upcast downcast convert* cvt todtype
-            upfirdn silu *silu sigmoid *sigmoid *glu swiglu* *bitrowwise temperature* oneminus*
-            penal* snake timestepembedding sinusoid* gridsampling bilinearsampler bilinearsampling
-            tograyscale togray torgb tobgr toyuv optensor op1dtensor op2dtensor op3dtensor
-            op4dtensor op5dtensor badword bnll dyt lstm gru relu *relu gelu *gelu elu celu selu mish
-            softplus softsign swish hardswish activat* *tanh hardshrink softshrink tanhshrink act
-            actandmul residual softcap elementwise elemwise elewise eltwise pointwise linewise unary
-            binary ternary globalrange submean subtractmean scalefromamax computescale addbias
-            biasadd bcast decompress* packdtype unpackdtype packsign packtrellis unpacktrellis bits
-            nibble* packweight unpackweight
+elementwise posencoding positionencoding positionalencoding posenc frequencyencoding waveencoding
+            sphericalharmonic* shencod* modulate modulation dtypetoq qtodtype scalepacked activefwd
+            activebwd neuronfwd neuronbwd reppen rnncell xielu resampl* downsampl* *downscale quant*
+            *quant dequant* *dequant requant* qdq cast upcast downcast convert* cvt todtype upfirdn
+            silu *silu sigmoid *sigmoid *glu swiglu* *bitrowwise temperature* oneminus* penal* snake
+            timestepembedding sinusoid* gridsampling bilinearsampler bilinearsampling tograyscale
+            togray torgb tobgr toyuv optensor op1dtensor op2dtensor op3dtensor op4dtensor op5dtensor
+            badword bnll dyt lstm gru relu *relu gelu *gelu elu celu selu mish softplus softsign
+            swish hardswish activat* *tanh hardshrink softshrink tanhshrink act actandmul residual
+            softcap elementwise elemwise elewise eltwise pointwise linewise unary binary ternary
+            globalrange submean subtractmean scalefromamax computescale addbias biasadd bcast
+            decompress* packdtype unpackdtype packsign packtrellis unpacktrellis bits nibble*
+            packweight unpackweight
 set         triuindices trilindices
 indexing    gather* scatter* index* indice* argwhere onehot nonzero maskedselect flip fliplr flipud
             roll take bucketize searchsorted lowerbound upperbound getrows selectrows maskedscatter
-reduction   scan* *scan reduce* reduction* *reduce sum summation *mean avg average cummax
-            cummin sumsq sqsum bincount amax amin absmax argmax argmin max min minmax var variance
-            std prod count histogram* hist trace aggregate* aggregation countnonzero allfinite
-            nonfinite notfinite isfinite infandnan isnan hasnan hasinf accumulat* compact lpmax
-            segment* qparam backwardbias dbias anykernel allkernel anydim alldim histc trapezoid
-            checknan checkinf checknumeric nancheck parallelprefix scanstate stat stats statistic
-            statistics nrm2 nrminf asum iamax iamin checkfinite counter summarization
+reduction   scan* *scan reduce* reduction* *reduce sum summation *mean avg average cummax cummin
+            sumsq sqsum bincount amax amin absmax argmax argmin max min minmax var variance std prod
+            count histogram* hist trace aggregate* aggregation countnonzero allfinite nonfinite
+            notfinite isfinite infandnan isnan hasnan hasinf accumulat* compact lpmax segment*
+            qparam backwardbias dbias anykernel allkernel anydim alldim histc trapezoid checknan
+            checkinf checknumeric nancheck parallelprefix scanstate stat stats statistic statistics
+            nrm2 nrminf asum iamax iamin checkfinite counter summarization
 indexing    indexes idx ind ids id offset slot seqlen position* metadata layout remap map
-set         fill* tabulatefunctor zero zeros rangekernel set clear clean reset ones iota eye arange
-            linspace logspace hannwindow hammingwindow blackmanwindow bartlettwindow kaiserwindow
-            init initiali* generatesequence makesequence
+set         fill* tabulatefunctor zero poison zeros rangekernel set clear clean reset ones iota eye
+            arange linspace logspace hannwindow hammingwindow blackmanwindow bartlettwindow
+            kaiserwindow init initiali* generatesequence makesequence
 copy        copy* *copy *memcpy cpy memcpy transpos* transpose trans permut* cat concat* *stack
             pixelunshuffle moveaxis movedim swapdim swapfirstdim swapdimension swapaxes slice
             pixelshuffle spacetodepth depthtospace trilu swapblock pad padded padding repeat
@@ -192,7 +203,7 @@ copy        copy* *copy *memcpy cpy memcpy transpos* transpose trans permut* cat
 indexing    reverse
 attention   chunk* *chunk prefill causal noncausal groupedkernelstage
 convolution *cudnn fprop
-gemm        cutlass cublas* xmma mma epilogueimpl wxa wmma wgmma mmvq mmq marlin moe dense
+gemm        cutlass cublas* xmma mma bitblas epilogueimpl wxa wmma wgmma mmvq mmq marlin moe dense
 """
 
 # Words that say little: the operator's kind comes before them.
@@ -200,24 +211,26 @@ WEAK_WORDS = """
 other       dct idct dwt fwht walsh cholesky* trsm* trsv tbsv tpsv trtri* getrf getf2 getri potrf
             potf2 getrs sytrf geqrf larf larfg solve* substitution
 gemm        symm hemm
-elementwise add addition addto increment* decrement* negat* kron* axpby geam dgmm rot colortwist*
-            hsv addcmul addcdiv plus bitwise logical mul mult multiply div divide sub subtract scal
-            scale scaling clamp clip pow power exp expm log logp sqrt rsqrt square abs neg sign
-            reciprocal sin sinh cos cosh tan absolute fabs gcd lcm nextafter isclose bessel* floor
-            ceil round trunc axpy binarize lerp bias reconstruct threshold thresh equal notequal
-            greater less compare heaviside fma gate broadcast lgamma igamma polygamma where acos*
-            asin* atan* digamma erf* frac sgn signbit logit sinc nantonum rsub xlogy hypot fmod
-            remainder copysign maximum minimum fmax fmin ldexp conj lshift rshift xor alibi bitmask
-            rescale gt ge lt le eq ne downscale mask polar cross outer shift addr angle freq arc*
-            rad2deg deg2rad frexp negative isinf isneginf isposinf isreal gammainc* gammaln airy*
-            chebyshev* hermite* laguerre* legendre* ndtr* zeta entr expit modf real imag complex
-            xlog1py multigammaln booleannot logicalnot bitwisenot constrain shortcut beq bge bgt ble
-            blt bne tozero oneblob mxfp nvfp arith densetosparse uniformshape conjugate truncate
-copy        transfer store save separate split hsplit vsplit dsplit rsplit rot90 unbind append
-            blockdiag diagflat diagembed extract transformaxes transform4daxes expand identity
-            diagonal clone
+elementwise add addition addto sscal hscal dscal cscal zscal *axpy sqr multiplication blend tmix
+            cmix decay seconddiff difference increment* decrement* negat* kron* axpby geam dgmm rot
+            colortwist* hsv addcmul addcdiv plus bitwise logical mul mult multiply div divide sub
+            subtract scal scale scaling clamp clip pow power exp expm log logp sqrt rsqrt square abs
+            neg sign reciprocal sin sinh cos cosh tan absolute fabs gcd lcm nextafter isclose
+            bessel* floor ceil round trunc binarize lerp bias reconstruct threshold thresh equal
+            notequal greater less compare heaviside fma gate broadcast lgamma igamma polygamma where
+            acos* asin* atan* digamma erf* frac sgn signbit logit sinc nantonum rsub xlogy hypot
+            fmod remainder copysign maximum minimum fmax fmin ldexp conj lshift rshift xor alibi
+            bitmask rescale gt ge lt le eq ne downscale mask polar cross outer shift addr angle freq
+            arc* rad2deg deg2rad frexp negative isinf isneginf isposinf isreal gammainc* gammaln
+            airy* chebyshev* hermite* laguerre* legendre* ndtr* zeta entr expit modf real imag
+            complex xlog1py multigammaln booleannot logicalnot bitwisenot constrain shortcut beq bge
+            bgt ble blt bne tozero oneblob mxfp nvfp arith densetosparse uniformshape conjugate
+            truncate
+copy        transfer store save separate split trim getdiag diagkernel kerneldiag hsplit vsplit
+            dsplit rsplit rot90 unbind append blockdiag diagflat diagembed extract transformaxes
+            transform4daxes expand identity diagonal clone
 set         constant full
-reduction   prefix allclose nansum trapz
+reduction   prefix allclose nansum trapz addup
 sort        top
 """
 
@@ -244,8 +257,8 @@ _ATTENTION, _LIBRARIES = _EXACT["attention"], _EXACT["cutlass"]
 # A verb at the head takes the words behind it as its objects, but not work that is fused with it.
 _VERBS = _set(
     "copy memcpy transpose reorder rearrange reformat concat reshape flatten append quantize"
-    " quant dequantize dequant decompress cast clamp gather scatter fill reset clear zero memset"
-    " move sample"
+    " quant dequantize dequant decompress cast clamp gather scatter fill reset clear clean zero"
+    " memset move sample"
 )
 _FUSED = _set("collective loss optimizer convolution gemm norm random")
 
@@ -275,10 +288,10 @@ _NOISE = _set(
     " block thread row col rows cols token tokens group layer batch qkv cache opt vec tiled naive"
     " inplace small large multi single device shared static dynamic persistent ragged jagged"
     " masked scaled scattered gathered sampled update output input quantile gemma fbgemm deepgemm"
-    " lossless lossy"
+    " lossless lossy nocast"
 )
 _IDIOMS = _set(
-    "foreach parallelfor varlen splitkv kvpool memorypool mempool varshape gridstride pow2"
+    "foreach parallelfor varlen kvpool memorypool mempool varshape gridstride pow2"
     " innerouter outerpersistent numblocks problemsizes deepgemm fwdcontiguous bwdcontiguous"
 )
 
