@@ -265,7 +265,7 @@ _FUSED = _set("collective loss optimizer convolution gemm norm random")
 # Preparing an index or a mask does none of the work that they are for.
 _PREPARE = _set(
     "compute prepare build create make generate gen get set setup update convert calc cal"
-    " calculate precompute fill invert sanitize assign"
+    " calculate precompute fill invert sanitize assign derive"
 )
 _INDEX = _set(
     "index indices indice indexes idx idxs ind inds id ids position positions pos meta metadata"
@@ -276,6 +276,9 @@ _INDEX = _set(
 )
 
 # Operands: the word before them says what they belong to, not what is done.
+# Work that is not done yet where a name begins or ends with `init`.
+_INITIALIZED = _set("set gemm sort collective elementwise indexing optimizer")
+_MASK = _set("mask masks bitmask")
 _OPERAND_WORDS = _set("output outputs input inputs weight weights")
 # Parts of attention, beside which the weak word `attention` tells nothing.
 _PARTS = _set(
@@ -296,7 +299,7 @@ _IDIOMS = _set(
 )
 
 # Behind them stands the purpose or the means of the work.
-_PREPOSITIONS = _set("for by via using without")
+_PREPOSITIONS = _set("for by via using without from")
 
 # A part of a name: letters, digits, a hash, types, or an order of dimensions.
 _PART = re.compile(
@@ -538,16 +541,18 @@ def _of_words(text: str, weak: bool = False) -> str | None:
         for word, row in told[is_verb:]
         if row < _LIBRARIES and (not is_verb or follows.get(word) not in _OPERAND_WORDS)
     }
+    heads = [word for word in words if word not in _NOISE] or words
     prepares = next((at for at, word in enumerate(words) if word in _PREPARE), len(words))
     objects = set(words[prepares + 1 :])
     # A name that begins with it does nothing else: compute_group_gemm_args.
     begins = all(word in _NOISE for word in words[:prepares])
     real_work = {"convolution"} if begins else _FUSED - {"collective"}
+    if objects & _MASK and "random" not in work and (heads[-1] in _MASK or not objects & _INDEX):
+        return "set"
     if objects & _INDEX and work.isdisjoint(real_work | {"other"}):
         return "indexing"
-    if told and told[0][0].startswith("init") and not set(words).isdisjoint(_INDEX):
-        return "set"
-    if objects & {"mask", "masks"} and "random" not in work:
+    initializes = not {*heads[:1], *heads[-1:]}.isdisjoint({"init", "initialize"})
+    if initializes and (work <= _INITIALIZED or not _INDEX.isdisjoint(words)):
         return "set"
     if is_verb and not work & _FUSED:
         return _ROWS[told[0][1]][0]
