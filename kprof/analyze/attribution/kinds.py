@@ -78,15 +78,16 @@ collective  allreduce* allgather* reducescatter* alltoall* all2all* a2a a2av ncc
 set         memset
 attention   kkt householder fna siso parallax ttt qksoftmax lapersistent lapersistentpaged
             podpersistent
-reduction   cumsum cumprod segsum prefixsum gathersum indexmax maxreducescatter quantparam
-            quantizationparam vectornorm matrixnorm frobenius clipnorm blockallreduce warpallreduce
-            dequantreduce gradnorm pnorm l0norm maxnorm minnorm infnorm globalnorm centroidupdate
-            moereduc* moereduction moesum scaninit compactinit numnan rankskernel
+reduction   lpnorm residualnorm cumsum cumprod segsum prefixsum gathersum indexmax maxreducescatter
+            quantparam quantizationparam vectornorm matrixnorm frobenius clipnorm blockallreduce
+            warpallreduce dequantreduce gradnorm pnorm l0norm maxnorm minnorm infnorm globalnorm
+            centroidupdate moereduc* moereduction moesum scaninit compactinit numnan rankskernel
 indexing    topermutation tokenpool src2dst blocktable advancestep moedata alignblocksize alignsum
             maskedupdate mappedidx setrows
 copy        packhalo unpackhalo initfrom tomarlin setkvbuffer setmlakvbuffer
-other       householderreflector conjugategradient pmegather corrindex lengthcriterion stopcriterion
-            stoppingcriterion stopwords* sinkhorn binomialoption* furthest*
+other       mhcpost mhcexpandcombine columnfilter rowfilter householderreflector conjugategradient
+            pmegather corrindex lengthcriterion stopcriterion stoppingcriterion stopwords* sinkhorn
+            binomialoption* furthest*
 sort        moegate moegating* moefusedgate topkhash gatingtopk hashtopk selectexpert countandsort
 elementwise transducerjoint gdngate gdngating kdagate kdagating glagate outerprod outerproduct
             multicasttranspose scalezeropoint*
@@ -97,9 +98,9 @@ embedding   spliteb splitembedding tbe embeddingbag kernelgridbackward
 optimizer   optimizer adam* *adam *sgd rprop weightdecay momentum adagrad amsgrad adabelief adabound
             adadelta rmsprop momentumupdate nesterov lamb lars ftrl lion muon adafactor novo*
             shampoo regulariz* lbfgs emaupdate emastep lookaheadstep
-norm        qknorm normrope rmsnormrope skipln cucomputegradinput
-elementwise rope *rope rotary* rotate gridsample gridsampler ropequant lossscale biasaddgrad
-            maskedfill adduniform
+norm        lnx qknorm normrope rmsnormrope skipln cucomputegradinput
+elementwise rope *rope rotary* rotate gridsample gridsampler ropequant lossscale signflip
+            biasaddgrad maskedfill adduniform
 copy        catandcache concatandcache
 attention   flash splitkv kvsplit flashattn* flashmla flashdecod* *fmha sdpa *mha mqa gqa gla gdn
             gdr gsa kda hgrn wkv rwkv nsa hstu gdpa retention deltarule deltanet gateddelta
@@ -114,10 +115,10 @@ attention   flash splitkv kvsplit flashattn* flashmla flashdecod* *fmha sdpa *mh
 convolution conv *conv convol* *convolution deconv* implicitgemm wino igemm winograd depthwise dcn
             cvbwd cvfwd scudnn dtypecudnn computeoffset computeboffset subtensoropwithscalar
             subtensoropwithcasttensor xdlopsbwdweight xdlopsbwddata
-indexing    routing moealig getrow moealign moedev todense permute1ddata permute2ddata
-            permute1dlength permute2dlength permuteindices permuteweight permutepooled permutebwd
-            moepermute expandinputrows finalizemoe tokenpermute permutetoken unpermute* indicesto
-            idxto idsto sparsetodense tocsr tocoo tojagged topkindices topkindex topkidx
+indexing    linearsearch binarysearch routing moealig getrow moealign moedev todense permute1ddata
+            permute2ddata permute1dlength permute2dlength permuteindices permuteweight permutepooled
+            permutebwd moepermute expandinputrows finalizemoe tokenpermute permutetoken unpermute*
+            indicesto idxto idsto sparsetodense tocsr tocoo tojagged topkindices topkindex topkidx
             batchedarray pointerarray isin getitem copyindices relabel maplabel sortchunk
             invertpermute invertpermutation inversepermute inversepermutation grouppoint grouping
             addat topkid
@@ -132,10 +133,10 @@ gemm        *gemm gemm* *gemv mhcprojection innerproduct rnnblockpersist gemv* *
             csrmm* csrmv* cscmm* cscmv* bsrmm* bsrmv* gebsrm* bscmm* coomm* coomv* ellmm* ellmv*
             sellmv* hybmv*
 convolution dgrad wgrad
-copy        fillkv fillkvcache slicescatter copyqkv tensortransformgeneric restoreblock convertblock
-            im3d2col dup concatkvcache makesequential packsegment unpacksegment convertdimstodims
-            zeropad zeropadding d2dcpy d2hcpy h2dcpy majorto positioncopy conjugatecopy
-            subtensoropwithsubtensor
+copy        fillkv fillkvcache slicescatter copyqkv packedtopadded paddedtopacked
+            tensortransformgeneric restoreblock convertblock im3d2col dup concatkvcache
+            makesequential packsegment unpacksegment convertdimstodims zeropad zeropadding d2dcpy
+            d2hcpy h2dcpy majorto positioncopy conjugatecopy subtensoropwithsubtensor
 softmax     *softmax softmin sparsemax entmax
 reduction   blocksum
 other       quat* voxel* mesh* ray rays raster* triangle iou* giou nms tree trees knn camera* pose
@@ -291,11 +292,12 @@ _NOISE = _set(
     " block thread row col rows cols token tokens group layer batch qkv cache opt vec tiled naive"
     " inplace small large multi single device shared static dynamic persistent ragged jagged"
     " masked scaled scattered gathered sampled update output input quantile gemma fbgemm deepgemm"
-    " lossless lossy nocast"
+    " lossless lossy nocast packed padded"
 )
 _IDIOMS = _set(
     "foreach parallelfor varlen kvpool memorypool mempool varshape gridstride pow2"
-    " innerouter outerpersistent numblocks problemsizes deepgemm fwdcontiguous bwdcontiguous"
+    " iq1bn iq2bn innerouter outerpersistent numblocks problemsizes deepgemm fwdcontiguous"
+    " bwdcontiguous"
 )
 
 # Behind them stands the purpose or the means of the work.
@@ -362,7 +364,7 @@ _ADDRESSING = re.compile(r"\b\w*(?:OffsetCalculator|With(?:out)?Cast)\w*|std::ar
 _GENERIC = re.compile(
     r"^(Kernel2?|device_kernel|kentry|trampoline_kernel|kernel|_kernel_agent|parallel_for\w*"
     r"|for_each\w*|static_kernel|GPUKernel|run_kernel|apply_kernel|kernelPointwiseApply\d"
-    r"|EigenMetaKernel)$",
+    r"|EigenMetaKernel|(cuda|hip|sycl)_parallel_launch\w*|launch_global|launch_kernel|forall_\w*kernel\w*|LaunchNKernel)$",
     re.IGNORECASE,
 )
 
@@ -541,7 +543,7 @@ def _of_words(text: str, weak: bool = False) -> str | None:
         for word, row in told[is_verb:]
         if row < _LIBRARIES and (not is_verb or follows.get(word) not in _OPERAND_WORDS)
     }
-    heads = [word for word in words if word not in _NOISE] or words
+    heads = [word for word in words if word.isalpha() and word not in _NOISE] or words
     prepares = next((at for at, word in enumerate(words) if word in _PREPARE), len(words))
     objects = set(words[prepares + 1 :])
     # A name that begins with it does nothing else: compute_group_gemm_args.
