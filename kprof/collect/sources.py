@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -81,12 +82,12 @@ def _files_of(path: Path) -> list[Path]:
     return sorted(files, key=_by_number)
 
 
-def readers() -> list[ModuleType]:
-    """Return the readers; that of a package is its module `reader`."""
+def readers() -> Iterator[ModuleType]:
+    """Yield the readers; that of a package is its module `reader`, imported in its turn."""
     found = modules_in("kprof.collect.readers")
+    yield from (module for module in found if hasattr(module, "knows"))
     packages = [module for module in found if hasattr(module, "__path__")]
-    found += [import_module(f"{package.__name__}.reader") for package in packages]
-    return [module for module in found if hasattr(module, "knows")]
+    yield from (import_module(f"{package.__name__}.reader") for package in packages)
 
 
 def _without_recording(folder: Path) -> TraceError:

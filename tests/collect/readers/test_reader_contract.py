@@ -2,6 +2,8 @@
 
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,18 @@ def head_of(path):
 
 def test_every_reader_has_a_sample():
     assert READERS.keys() == SAMPLES.keys()
+
+
+def test_a_trace_of_kineto_is_read_without_the_modules_of_other_readers(tmp_path):
+    asked = """
+import pathlib, sys
+from kprof.collect.sources import read_source, sources_of
+read_source(*sources_of([pathlib.Path(sys.argv[1])]))
+print(*(name for name in sys.modules if name.endswith(".reader")))
+"""
+    command = [sys.executable, "-c", asked, kineto_in(tmp_path)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["kprof.collect.readers.kineto.reader"]
 
 
 @of_every_reader
