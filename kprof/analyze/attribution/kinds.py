@@ -65,8 +65,8 @@ WHOLE_NAMES = {
 # word too; `dtype`, `dims`, `axes`, `wxa` stand for a type, an order of dimensions, a permutation
 # and the types of operands.
 WORDS = """
-collective  allreduce* allgather* reducescatter* alltoall* all2all* a2a a2av nccl* rccl* msccl*
-            nvshmem* multimem nvls oneshot twoshot sendrecv pushrecv p2p ipc barrier
+collective  allreduce* collectivepermute allgather* reducescatter* alltoall* all2all* a2a a2av nccl*
+            rccl* msccl* nvshmem* multimem nvls oneshot twoshot sendrecv pushrecv p2p ipc barrier
             crossdevicereduce *userbuffers lamport quickreduce haloexchange exchangehalo
             pushpullhalo ack phaseack publish* multicast syncallgpus symmmem symmetricmem pingpong
             waitsignal notifysignal ringreduce ringreduction ppsend pprecv pgsend pgrecv pgbroadcast
@@ -78,17 +78,19 @@ collective  allreduce* allgather* reducescatter* alltoall* all2all* a2a a2av ncc
 set         memset
 attention   kkt householder fna siso parallax ttt qksoftmax lapersistent lapersistentpaged
             podpersistent
-reduction   lpnorm residualnorm cumsum cumprod segsum prefixsum gathersum indexmax maxreducescatter
-            quantparam quantizationparam vectornorm matrixnorm frobenius clipnorm blockallreduce
-            warpallreduce dequantreduce gradnorm pnorm l0norm maxnorm minnorm infnorm globalnorm
-            centroidupdate moereduc* moereduction moesum scaninit compactinit numnan rankskernel
+reduction   lpnorm copywgrad residualnorm cumsum cumprod segsum prefixsum gathersum indexmax
+            maxreducescatter quantparam quantizationparam vectornorm matrixnorm frobenius clipnorm
+            blockallreduce warpallreduce dequantreduce gradnorm pnorm l0norm maxnorm minnorm infnorm
+            globalnorm centroidupdate moereduc* moereduction moesum scaninit compactinit numnan
+            rankskernel
 indexing    topermutation tokenpool src2dst blocktable advancestep moedata alignblocksize alignsum
             maskedupdate mappedidx setrows
 copy        packhalo unpackhalo initfrom tomarlin setkvbuffer setmlakvbuffer
-other       mhcpost mhcexpandcombine columnfilter rowfilter householderreflector conjugategradient
-            pmegather corrindex lengthcriterion stopcriterion stoppingcriterion stopwords* sinkhorn
-            binomialoption* furthest*
-sort        moegate moegating* moefusedgate topkhash gatingtopk hashtopk selectexpert countandsort
+other       mhcpost trsmln castray causalfilter btvregularization mhcexpandcombine columnfilter
+            rowfilter householderreflector conjugategradient pmegather corrindex lengthcriterion
+            stopcriterion stoppingcriterion stopwords* sinkhorn binomialoption* furthest*
+sort        moegate gatherkthvalue moegating* moefusedgate topkhash gatingtopk hashtopk selectexpert
+            countandsort
 elementwise transducerjoint gdngate gdngating kdagate kdagating glagate outerprod outerproduct
             multicasttranspose scalezeropoint*
 loss        crossentropy *entropy xent nll *loss losses *criterion focal kl kldiv labelsmooth* rnnt
@@ -98,9 +100,9 @@ embedding   spliteb splitembedding tbe embeddingbag kernelgridbackward
 optimizer   optimizer adam* *adam *sgd rprop weightdecay momentum adagrad amsgrad adabelief adabound
             adadelta rmsprop momentumupdate nesterov lamb lars ftrl lion muon adafactor novo*
             shampoo regulariz* lbfgs emaupdate emastep lookaheadstep
-norm        lnx qknorm normrope rmsnormrope skipln cucomputegradinput
-elementwise rope *rope rotary* rotate gridsample gridsampler ropequant lossscale signflip
-            biasaddgrad maskedfill adduniform
+norm        lnx fusedparam qknorm normrope rmsnormrope skipln cucomputegradinput
+elementwise rope *rope rotary* blendlinear upsample rotate gridsample gridsampler ropequant
+            lossscale signflip biasaddgrad maskedfill adduniform
 copy        catandcache concatandcache
 attention   flash splitkv kvsplit flashattn* flashmla flashdecod* *fmha sdpa *mha mqa gqa gla gdn
             gdr gsa kda hgrn wkv rwkv nsa hstu gdpa retention deltarule deltanet gateddelta
@@ -122,21 +124,22 @@ indexing    linearsearch binarysearch routing moealig getrow moealign moedev tod
             batchedarray pointerarray isin getitem copyindices relabel maplabel sortchunk
             invertpermute invertpermutation inversepermute inversepermutation grouppoint grouping
             addat topkid
-gemm        *gemm gemm* *gemv mhcprojection innerproduct rnnblockpersist gemv* *matmul matmul*
-            matvec vecmat einsum tensordot contraction syrk mmf mm bmm addmm addmv baddbmm addbmm
-            qmm mv qmv nvjet cijk mfma lora sgmv bgmv spmm spmv spgemm sddmm trmv* tpmv* tbmv* gbmv*
-            hbmv* hemv* hpmv* sbmv* symv* trmm* herk* syrkx* syr2k* her2k* ger syr her spr hpr syr2
-            her2 spr2 hpr2 rank2k* rankk sger dger tgmm gett sddkernel dsdkernel ddskernel xty
-            scatter2scatter mulmat* fullyconnected downproj upproj gateproj outproj qkvproj fusedmoe
-            fmoe moefused moeexpert moeforward moebackward moefwd moebwd xxt xtx mmt gram vdot
-            matrixmul* matrixmultiply matrixmultiplication matmultiply smm hspmm sspaddmm streamk*
-            csrmm* csrmv* cscmm* cscmv* bsrmm* bsrmv* gebsrm* bscmm* coomm* coomv* ellmm* ellmv*
-            sellmv* hybmv*
+gemm        *gemm gemm* *gemv reduce1block persistrnn mhcprojection innerproduct rnnblockpersist
+            gemv* *matmul matmul* matvec vecmat einsum tensordot contraction syrk mmf mm bmm addmm
+            addmv baddbmm addbmm qmm mv qmv nvjet cijk mfma lora sgmv bgmv spmm spmv spgemm sddmm
+            trmv* tpmv* tbmv* gbmv* hbmv* hemv* hpmv* sbmv* symv* trmm* herk* syrkx* syr2k* her2k*
+            ger syr her spr hpr syr2 her2 spr2 hpr2 rank2k* rankk sger dger tgmm gett sddkernel
+            dsdkernel ddskernel xty scatter2scatter mulmat* fullyconnected downproj upproj gateproj
+            outproj qkvproj fusedmoe fmoe moefused moeexpert moeforward moebackward moefwd moebwd
+            xxt xtx mmt gram vdot matrixmul* matrixmultiply matrixmultiplication matmultiply smm
+            hspmm sspaddmm streamk* csrmm* csrmv* cscmm* cscmv* bsrmm* bsrmv* gebsrm* bscmm* coomm*
+            coomv* ellmm* ellmv* sellmv* hybmv*
 convolution dgrad wgrad
-copy        fillkv fillkvcache slicescatter copyqkv packedtopadded paddedtopacked
-            tensortransformgeneric restoreblock convertblock im3d2col dup concatkvcache
-            makesequential packsegment unpacksegment convertdimstodims zeropad zeropadding d2dcpy
-            d2hcpy h2dcpy majorto positioncopy conjugatecopy subtensoropwithsubtensor
+copy        fillkv fillkvcache segmentcopy subsample slicescatter copyqkv packedtopadded
+            paddedtopacked tensortransformgeneric restoreblock convertblock im3d2col dup
+            concatkvcache makesequential packsegment unpacksegment convertdimstodims zeropad
+            zeropadding d2dcpy d2hcpy h2dcpy majorto positioncopy conjugatecopy
+            subtensoropwithsubtensor
 softmax     *softmax softmin sparsemax entmax
 reduction   blocksum
 other       quat* voxel* mesh* ray rays raster* triangle iou* giou nms tree trees knn camera* pose
@@ -196,7 +199,7 @@ copy        copy* *copy *memcpy cpy memcpy transpos* transpose trans permut* cat
             pixelunshuffle moveaxis movedim swapdim swapfirstdim swapdimension swapaxes slice
             pixelshuffle spacetodepth depthtospace trilu swapblock pad padded padding repeat
             replicate placement tmaalign asstrided unpad* reorder* rearrange* *swizzle shuffle
-            interleave deinterleave unfold fold tile reshape flatten unflatten contiguous stash crop
+            interleave deinterleave unfold fold reshape flatten unflatten contiguous stash crop
             pack* repack* unpack* im2col col2im vol2col col2vol row2col col2row rowtocol coltorow
             vol2im im2d2col dimsdims dimstodims dims2dims move kvcache kvupdate updatecache
             storecache writecache andcache compressbert prepack* reformat* tril triu triangular
@@ -227,7 +230,7 @@ elementwise add addition addto sscal hscal dscal cscal zscal *axpy sqr multiplic
             complex xlog1py multigammaln booleannot logicalnot bitwisenot constrain shortcut beq bge
             bgt ble blt bne tozero oneblob mxfp nvfp arith densetosparse uniformshape conjugate
             truncate
-copy        transfer store save separate split trim getdiag diagkernel kerneldiag hsplit vsplit
+copy        tile transfer store save separate split trim getdiag diagkernel kerneldiag hsplit vsplit
             dsplit rsplit rot90 unbind append blockdiag diagflat diagembed extract transformaxes
             transform4daxes expand identity diagonal clone
 set         constant full
@@ -292,12 +295,12 @@ _NOISE = _set(
     " block thread row col rows cols token tokens group layer batch qkv cache opt vec tiled naive"
     " inplace small large multi single device shared static dynamic persistent ragged jagged"
     " masked scaled scattered gathered sampled update output input quantile gemma fbgemm deepgemm"
-    " lossless lossy nocast packed padded"
+    " lossless lossy nocast packed"
 )
 _IDIOMS = _set(
     "foreach parallelfor varlen kvpool memorypool mempool varshape gridstride pow2"
-    " iq1bn iq2bn innerouter outerpersistent numblocks problemsizes deepgemm fwdcontiguous"
-    " bwdcontiguous"
+    " iq1bn iq2bn minlatency innerouter outerpersistent numblocks problemsizes deepgemm"
+    " fwdcontiguous bwdcontiguous"
 )
 
 # Behind them stands the purpose or the means of the work.
@@ -426,6 +429,9 @@ _BETWEEN_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 # One word each, in spite of the capitals within.
 _ACRONYMS = re.compile("[RGS][ei]LU|(Swi|Ge|Re)GLU|RoPE|TanH|MoE|LoRA|IoU|NaN")
 
+# The norm of a list of tensors is a number for each of them.
+_NORM_OF_LIST = re.compile("NormFunctor|_foreach_norm")
+
 _UPDATE = re.compile(r"optimizer|adam|adagrad|sgd|lamb", re.IGNORECASE)
 
 
@@ -482,8 +488,7 @@ def find_kind(name: str, activity: str, op: str | None, phase: str | None) -> st
     if activity == "host":
         return _of_operator(name) or OTHER
     if re.search("multi_tensor_apply|foreach|^triton_for_", name):
-        is_update = phase == "optimizer" or _UPDATE.search(f"{name} {op}")
-        return "optimizer" if is_update else "elementwise"
+        return _of_list(name, op, phase)
     kind = kind_of_name(name)
     of_op = _of_operator(op) if op else None
     if kind == OTHER:
@@ -493,6 +498,13 @@ def find_kind(name: str, activity: str, op: str | None, phase: str | None) -> st
     if kind is None and name in OWN_CASTS and of_op == "gemm":
         return "elementwise"
     return kind or of_op or _of_words(parse(name).function, weak=True) or OTHER
+
+
+def _of_list(name: str, op: str | None, phase: str | None) -> str:
+    """Return the kind of a launch over a list of tensors."""
+    if phase == "optimizer" or _UPDATE.search(f"{name} {op}"):
+        return "optimizer"
+    return "reduction" if _NORM_OF_LIST.search(name) else "elementwise"
 
 
 # Characters of a word that is searched for known ones: the search takes the square of them.
@@ -554,7 +566,7 @@ def _of_words(text: str, weak: bool = False) -> str | None:
     if objects & _INDEX and work.isdisjoint(real_work | {"other"}):
         return "indexing"
     initializes = not {*heads[:1], *heads[-1:]}.isdisjoint({"init", "initialize"})
-    if initializes and (work <= _INITIALIZED or not _INDEX.isdisjoint(words)):
+    if initializes and not is_verb and (work <= _INITIALIZED or not _INDEX.isdisjoint(words)):
         return "set"
     if is_verb and not work & _FUSED:
         return _ROWS[told[0][1]][0]

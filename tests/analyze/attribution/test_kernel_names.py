@@ -316,6 +316,57 @@ def test_adding_a_bias_is_elementwise_whatever_stands_between(operand):
     assert find_kind(f"add_{operand}bias_layernorm", "kernel", None, None) == "norm"
 
 
+def test_what_a_kernel_initializes_is_its_object():
+    expected = {
+        "topPInitialize": "set",
+        "gemm_tiles_init_v2": "set",
+        "init_linear_weights": "set",
+        "init_curand_states": "random",
+        "init_lookback_scan_state": "reduction",
+        "copy_and_init": "copy",
+        "initial_norm": "norm",
+    }
+    assert {name: find_kind(name, "kernel", None, None) for name in expected} == expected
+
+
+def test_what_is_prepared_stands_at_the_end_and_its_source_behind_from():
+    expected = {
+        "prepare_length_mask": "set",
+        "derive_mask_from_index_map": "set",
+        "prepare_mask_offsets": "indexing",
+        "restore_lists_from_sets": "other",
+        "topk_from_softmax": "sort",
+    }
+    assert {name: find_kind(name, "kernel", None, None) for name in expected} == expected
+
+
+def test_the_norm_of_a_list_of_tensors_is_a_reduction():
+    apply = "void multi_tensor_apply_kernel<TensorListMetadata<1>, {}<float>, float*>(int)"
+    expected = {
+        "L2NormFunctor": "reduction",
+        "LpNormFunctor": "reduction",
+        "ScaleFunctor": "elementwise",
+        "AdamFunctor": "optimizer",
+    }
+    kinds = {f: find_kind(apply.format(f), "kernel", None, None) for f in expected}
+    assert kinds == expected
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        "void Kokkos::Impl::cuda_parallel_launch_local_memory<Kokkos::Impl::ParallelFor<{}> >(T)",
+        "void amrex::launch_global<256, {}(int)::{{lambda(int)#1}}>(T)",
+        "void RAJA::policy::cuda::impl::forall_cuda_kernel<RAJA::policy<256>, {}>(T)",
+        "void amrex::launch_global<{}",
+    ],
+)
+def test_a_launcher_has_the_kind_of_what_it_launches(launch):
+    expected = {"ns::LayerNorm": "norm", "ns::ScatterRows": "indexing", "ns::Elastic": "other"}
+    kinds = {f: find_kind(launch.format(f), "kernel", None, None) for f in expected}
+    assert kinds == expected
+
+
 def test_sampling_draws_a_number_unless_it_picks_points_or_interpolates():
     expected = {
         "TopKTopPSamplingFromProbKernel": "random",
@@ -416,8 +467,8 @@ def test_each_word_of_the_table_stands_once():
     assert {word for word in told if told.count(word) > 1} == set()
 
 
-# Measured: 94.5 %; the names that are held out are scored once, by the benchmark.
+# Measured: 95.6 %; the names that are held out are scored once, by the benchmark.
 def test_names_of_public_libraries_have_the_kind_of_their_readers():
     shares, _ = score(corpus("developed"))
     assert len(shares) == 248
-    assert sum(shares.values()) / len(shares) >= 0.94
+    assert sum(shares.values()) / len(shares) >= 0.95
