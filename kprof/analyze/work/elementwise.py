@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-from kprof.analyze.element_type import COMPLEX
+from kprof.analyze.element_type import COMPLEX, FLOATING
 from kprof.analyze.work import Inputs, Model, Tensor, Work, broadcast, promote, vector_dtype
 
 # Operators by the number of their arguments; a tensor after those is where the result goes.
@@ -33,6 +33,14 @@ _BY_NUM_ARGUMENTS: dict[int, str] = {
 _TO_BOOL = (
     "eq ne lt le gt ge isnan isinf isfinite isneginf isposinf signbit"
     " logical_not logical_and logical_or logical_xor"
+)
+
+# They turn integers into fp32.
+_TO_FLOAT = (
+    "acos acosh angle asin asinh atan atan2 atanh copysign cos cosh deg2rad digamma div erf erfc"
+    " erfinv exp exp2 expm1 i0 lgamma log log10 log1p log2 logit rad2deg reciprocal rsqrt sigmoid"
+    " sin sinc sinh special_erfcx special_i1 special_ndtri special_xlog1py special_zeta sqrt tan"
+    " tanh xlogy"
 )
 
 # FLOPs of one element where they are not 1.
@@ -67,7 +75,9 @@ def _elementwise(inputs: Inputs, name: str, num_arguments: int, in_place: bool) 
         out = Tensor(shape, _MAKES_COMPLEX_OF.get(read[0].dtype, "complex64"))
     if out is None:
         operands = read[1:] if name == "where" and len(read) > 1 else read
-        out = Tensor(shape, "bool" if name in _TO_BOOL.split() else promote(operands))
+        # Its third argument says how a quotient is rounded: that of integers is one.
+        is_rounded = name == "div" and len(inputs.shapes) > 2
+        out = Tensor(shape, _result_dtype(name, promote(operands), is_rounded=is_rounded))
     elif not out.numel:
         # An empty tensor for the result grows to what there is, after it was recorded.
         out = Tensor(shape, out.dtype)
@@ -75,6 +85,14 @@ def _elementwise(inputs: Inputs, name: str, num_arguments: int, in_place: bool) 
     if out.dtype in COMPLEX:
         flops_each *= 6 if name in _PRODUCTS else 2
     return elementwise_work(read, out.written_as(), out.numel * flops_each)
+
+
+def _result_dtype(name: str, operands: str, *, is_rounded: bool) -> str:
+    """Return the type of the result of operands that are promoted to one."""
+    if name in _TO_BOOL.split():
+        return "bool"
+    makes_float = name in _TO_FLOAT.split() and operands not in FLOATING and not is_rounded
+    return "fp32" if makes_float else operands
 
 
 def _of_gradient(inputs: Inputs) -> Work | None:
