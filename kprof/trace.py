@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 from weakref import ReferenceType, ref
 
+import numpy as np
 import pandas as pd
 
 from kprof.device import Device
@@ -440,6 +441,15 @@ def empty(table: Table, added_by: str = "reader") -> pd.DataFrame:
     return frame
 
 
+def pairs_in(table: pd.DataFrame, *columns: str) -> tuple[tuple[int, int], ...]:
+    """Return the distinct pairs of numbers in two columns, in the order of their first rows."""
+    first, second = (table[column].to_numpy(np.int64) for column in columns)
+    # Neighbours are mostly alike.
+    is_new = np.append(True, (np.diff(first) != 0) | (np.diff(second) != 0))[: len(first)]
+    pairs = zip(first[is_new].tolist(), second[is_new].tolist(), strict=True)
+    return tuple(dict.fromkeys(pairs))
+
+
 @dataclass(frozen=True)
 class Trace:
     """Device activities, host ranges and samples of one run."""
@@ -458,7 +468,7 @@ class Trace:
     @cached_property
     def gpus(self) -> tuple[Gpu, ...]:
         """The GPUs that did something; a trace may list all that the machine has."""
-        pairs = self.kernels[["rank", "device"]].drop_duplicates().itertuples(index=False)
+        pairs = pairs_in(self.kernels, "rank", "device")
         used = {(rank, device) for place, device in pairs for rank in (None, place)}
         return tuple(g for g in self.meta.gpus if (g.rank, g.device) in used) or self.meta.gpus
 

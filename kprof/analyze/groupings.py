@@ -16,7 +16,7 @@ import pandas as pd
 
 from kprof.analyze.attribution.ledger import num_launches
 from kprof.analyze.attribution.overlap import Int64s, allotted_time, rows_by
-from kprof.trace import Trace, once_per_table
+from kprof.trace import Trace, once_per_table, pairs_in
 
 # A part of a path that is a number, or torch's own `Linear_12` where no path is known.
 _LAYER_INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)|^(?P<type>[A-Z]\w*_)\d+$")
@@ -52,8 +52,7 @@ def _windows(kernels: pd.DataFrame) -> list[tuple[int, np.ndarray]]:
 @once_per_table
 def gpus_used(kernels: pd.DataFrame) -> tuple[tuple[int, int], ...]:
     """Return rank and device of each GPU that was used; in host mode of each rank."""
-    pairs = kernels[["rank", "device"]].drop_duplicates()
-    return tuple((int(rank), int(device)) for rank, device in pairs.itertuples(index=False))
+    return pairs_in(kernels, "rank", "device")
 
 
 def count_gpus(kernels: pd.DataFrame) -> int:
@@ -114,7 +113,14 @@ def _sum_time(kernels: pd.DataFrame, by: Sequence[str], time_ns: Int64s) -> pd.D
 
 
 def number_groups(table: pd.DataFrame, by: Sequence[str]) -> tuple[Int64s, pd.DataFrame]:
-    """Return the group of each row by the columns `by`, and the values of these in each group.
+    """Return the group of each row by the columns `by`, and the values of these in each group."""
+    number = number_rows(table, by)
+    first = np.flatnonzero(np.diff(np.maximum.accumulate(number), prepend=-1))
+    return number, table[list(by)].iloc[first].reset_index(drop=True)
+
+
+def number_rows(table: pd.DataFrame, by: Sequence[str]) -> Int64s:
+    """Return the group of each row by the columns `by`; missing values form a group.
 
     Groups are numbered in the order in which they begin. Numbers of categories take less time to
     group than their names.
@@ -125,8 +131,7 @@ def number_groups(table: pd.DataFrame, by: Sequence[str]) -> tuple[Int64s, pd.Da
         is_categorical = isinstance(values.dtype, pd.CategoricalDtype)
         codes = values.cat.codes.to_numpy(np.int64) if is_categorical else pd.factorize(values)[0]
         number = pd.factorize(number * (codes.max(initial=-1) + 2) + codes + 1)[0]
-    first = np.flatnonzero(np.diff(np.maximum.accumulate(number), prepend=-1))
-    return number, table[list(by)].iloc[first].reset_index(drop=True)
+    return number
 
 
 def group_kernels(kernels: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate
@@ -18,9 +19,9 @@ import pandas as pd
 from kprof.analyze.attribution.call_tree import NO_ROW, is_evaluation, is_node, parents
 from kprof.analyze.attribution.ledger import union_ns
 from kprof.analyze.attribution.overlap import allotted_time, rows_by
-from kprof.analyze.groupings import count_gpus, gpus_used, split_window
+from kprof.analyze.groupings import count_gpus, gpus_used, number_rows, split_window
 from kprof.analyze.intervals import Intervals, disjoint
-from kprof.trace import Trace, once_per_table, once_per_tables, once_per_trace
+from kprof.trace import Trace, once_per_table, once_per_tables, once_per_trace, pairs_in
 
 # By how much the steps of a GPU are shorter than those of the job, which waits for a slower one.
 IMBALANCE = "load imbalance"
@@ -382,7 +383,7 @@ def count_steps_or_gpus(trace: Trace) -> int:
 
 def _steps_of_ranks(trace: Trace) -> dict[int, int]:
     """Return how many steps each rank took: one without marks as many as the rank with most."""
-    marked = trace.ranges["rank"].iloc[step_rows(trace.ranges)].value_counts().to_dict()
+    marked = Counter(trace.ranges["rank"].to_numpy()[step_rows(trace.ranges)].tolist())
     most = max(marked.values(), default=0)
     ranks = {*marked, *trace.kernels["rank"].unique().tolist()}
     return {int(rank): int(marked.get(rank, most)) for rank in ranks}
@@ -513,18 +514,20 @@ class _Span(NamedTuple):
 
 def _spans(trace: Trace) -> dict[int, _Span]:
     """Return the span of every rank: its window, widened to the host's steps."""
-    kernels, marks = trace.kernels, trace.ranges.iloc[step_rows(trace.ranges)]
+    kernels = trace.kernels
     starts = kernels["start_ns"].to_numpy(np.int64)
     ends = starts + kernels["duration_ns"].to_numpy(np.int64)
+    columns = (trace.ranges[name].to_numpy() for name in ("rank", "start_ns", "duration_ns"))
+    mark_rank, mark_start, mark_took = (column[step_rows(trace.ranges)] for column in columns)
     found = {}
     for rows in rows_by(kernels, "rank"):
         rank = int(kernels["rank"].iloc[rows[0]])
         begin_ns, end_ns = int(starts[rows].min()), int(ends[rows].max())
-        mine = marks[(marks["rank"] == rank).to_numpy(bool)]
+        mine = mark_rank == rank
         first_ns, last_ns = begin_ns, end_ns
-        if len(mine):
-            first_ns = int(mine["start_ns"].min())
-            last_ns = int((mine["start_ns"] + mine["duration_ns"]).max())
+        if mine.any():
+            first_ns = int(mark_start[mine].min())
+            last_ns = int((mark_start + mark_took)[mine].max())
         found[rank] = _Span(min(begin_ns, first_ns), max(end_ns, last_ns), first_ns, last_ns)
     return found
 
@@ -638,19 +641,19 @@ def before_launches(trace: Trace) -> tuple[np.ndarray, dict[tuple[int, int], int
         return rows, {}
     start = kernels["start_ns"].to_numpy(np.int64)
     end = start + kernels["duration_ns"].to_numpy(np.int64)
-    lane = kernels.groupby(["rank", "device", "stream"], dropna=False).ngroup().to_numpy()
+    lane = number_rows(kernels, ["rank", "device", "stream"])
     first = np.full(int(lane.max()) + 1, np.iinfo(np.int64).max)
     np.minimum.at(first, lane[~is_orphan], start[~is_orphan])
     has_launches = (first < np.iinfo(np.int64).max)[lane]
     rows = is_early | (is_orphan & has_launches & (start < first[lane]))
     ends: dict[tuple[int, int], int] = {}
-    gpus = kernels[["rank", "device"]]
-    for rank, device in gpus[rows].drop_duplicates().itertuples(index=False):
-        of_gpu = ((gpus["rank"] == rank) & (gpus["device"] == device)).to_numpy(bool)
+    ranks, devices = kernels["rank"].to_numpy(), kernels["device"].to_numpy()
+    for rank, device in pairs_in(kernels[rows], "rank", "device"):
+        of_gpu = (ranks == rank) & (devices == device)
         last_ns = int(end[rows & of_gpu].max())
         # A stream without any launch has nothing but its times.
         rows |= is_orphan & of_gpu & ~has_launches & (start < last_ns)
-        ends[int(rank), int(device)] = int(end[rows & of_gpu].max())
+        ends[rank, device] = int(end[rows & of_gpu].max())
     return rows, ends
 
 
@@ -667,13 +670,12 @@ def after_launches(trace: Trace) -> np.ndarray:
         return np.zeros(len(kernels), dtype=bool)
     starts = ranges["start_ns"].to_numpy(np.int64)
     ends = starts + ranges["duration_ns"].to_numpy(np.int64)
-    spans = pd.DataFrame({"first": starts[marks], "last": ends[marks]})
-    of_rank = spans.groupby(ranges["rank"].to_numpy()[marks]).agg({"first": "min", "last": "max"})
-    rank = kernels["rank"].to_numpy()
-    first, last = (
-        of_rank[name].reindex(rank, fill_value=np.iinfo(np.int64).max).to_numpy()
-        for name in ("first", "last")
-    )
+    rank, rank_of_mark = kernels["rank"].to_numpy(), ranges["rank"].to_numpy()[marks]
+    # No launch lies after the steps of a rank that has none.
+    first, last = np.full((2, len(rank)), np.iinfo(np.int64).max)
+    for one in np.unique(rank_of_mark).tolist():
+        mine = marks[rank_of_mark == one]
+        first[rank == one], last[rank == one] = starts[mine].min(), ends[mine].max()
     launch = kernels["launch_row"].to_numpy(np.int64, na_value=-1)
     is_in_step = kernels["step"].notna().to_numpy(bool)
     is_known = (launch >= 0) & ~is_in_step
@@ -699,9 +701,10 @@ def _launched_early(trace: Trace) -> np.ndarray:
     if not len(marks):
         return np.zeros(len(kernels), dtype=bool)
     begins = ranges["start_ns"].to_numpy(np.int64)
-    first = pd.Series(begins[marks]).groupby(ranges["rank"].to_numpy()[marks]).min()
-    of_none = np.iinfo(np.int64).min
-    limit = first.reindex(kernels["rank"].to_numpy(), fill_value=of_none).to_numpy()
+    rank, rank_of_mark = kernels["rank"].to_numpy(), ranges["rank"].to_numpy()[marks]
+    limit = np.full(len(kernels), np.iinfo(np.int64).min)
+    for one in np.unique(rank_of_mark).tolist():
+        limit[rank == one] = begins[marks[rank_of_mark == one]].min()
     launch = kernels["launch_row"].to_numpy(np.int64, na_value=-1)
     is_known = (launch >= 0) & kernels["step"].isna().to_numpy(bool)
     return np.asarray(is_known & (begins[launch] < limit))
@@ -822,9 +825,9 @@ def find_recurring(kernels: pd.DataFrame, is_seen: np.ndarray, num_bytes: np.nda
         return found
     codes = pd.DataFrame({c: kernels[c].cat.codes.to_numpy() for c in _KERNEL})
     kernel = codes.to_numpy().T
-    work = codes.assign(work=num_bytes).groupby([*_KERNEL, "work"], sort=False).ngroup().to_numpy()
+    work = number_rows(codes.assign(work=num_bytes), [*_KERNEL, "work"])
     order = np.argsort(kernels["start_ns"].to_numpy(), kind="stable")
-    place = kernels[list(_PLACE)].iloc[order].groupby(list(_PLACE), sort=False).ngroup().to_numpy()
+    place = number_rows(kernels[list(_PLACE)].iloc[order], _PLACE)
     for stream in np.unique(place[~is_seen[order]]):
         rows = order[place == stream]
         begin, end = _longest_run(is_seen[rows])

@@ -46,18 +46,21 @@ def idle_places(trace: Trace, rows: Int64s) -> tuple[str, ...]:
 
 def work_places(trace: Trace, rows: Int64s) -> tuple[str, ...]:
     """Return where activities lie: modules, alike layers as one, or operators; longest first."""
-    kernels = trace.kernels.iloc[rows]
+    kernels = trace.kernels[["module", "op", "duration_ns"]].iloc[rows]
     column = "module" if kernels["module"].notna().any() else "op"
     named = collapse_layers(kernels[column])
-    sums = kernels["duration_ns"].groupby(named, observed=True).agg(["sum", "size"])
-    sums = sums.sort_values("sum", ascending=False, kind="stable").head(NUM_PLACES)
+    is_known = named.notna().to_numpy(bool)
+    code = named.cat.codes.to_numpy()[is_known]
+    names = named.cat.categories.tolist()
+    time_ns = np.zeros(len(names), dtype=np.int64)
+    np.add.at(time_ns, code, kernels["duration_ns"].to_numpy(np.int64)[is_known])
+    count = np.bincount(code, minlength=len(names))
+    found = np.flatnonzero(count)
     steps, whole = count_steps(trace), whole_of(trace)
     return tuple(
-        f"{clipped(name)}: {in_words(time_ns / steps)} of {whole}, "
-        f"{launches_in_words(count / steps)}"
-        for name, time_ns, count in zip(
-            sums.index.astype(str), sums["sum"], sums["size"], strict=True
-        )
+        f"{clipped(str(names[at]))}: {in_words(time_ns[at] / steps)} of {whole}, "
+        f"{launches_in_words(count[at] / steps)}"
+        for at in found[np.argsort(-time_ns[found], kind="stable")][:NUM_PLACES].tolist()
     )
 
 

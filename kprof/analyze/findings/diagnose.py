@@ -96,9 +96,10 @@ def _within_ceilings(finding: Finding, trace: Trace) -> Finding:
 
 def beaten_share(finding: Finding, trace: Trace) -> float:
     """Return the share of the time of a finding's activities that beats its ceiling."""
-    kernels = trace.kernels.iloc[list(finding.rows)]
-    duration_ns = kernels["duration_ns"].to_numpy(np.int64)
-    return int(duration_ns[beats_ceiling(kernels)].sum()) / max(int(duration_ns.sum()), 1)
+    rows = list(finding.rows)
+    duration_ns = trace.kernels["duration_ns"].to_numpy(np.int64)[rows]
+    beaten_ns = duration_ns[beats_ceiling(trace.kernels)[rows]]
+    return int(beaten_ns.sum()) / max(int(duration_ns.sum()), 1)
 
 
 def _without(rows: np.ndarray, trace: Trace) -> Trace:

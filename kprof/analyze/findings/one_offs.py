@@ -22,6 +22,7 @@ from kprof.analyze.attribution.steps import (
     outside_steps,
     step_rows,
 )
+from kprof.analyze.groupings import number_rows
 from kprof.analyze.idle import causes
 from kprof.analyze.idle.host_state import Host, find_host
 from kprof.analyze.intervals import NOTHING, Intervals, disjoint, length_in
@@ -92,7 +93,7 @@ def find_once(trace: Trace) -> Once:
         return found
     took = idle["duration_ns"].to_numpy(np.int64)
     steps = _steps_of(trace)
-    device = idle.groupby(["rank", "device"], sort=True).ngroup().to_numpy(np.int64)
+    device = number_rows(idle, ["rank", "device"])
     cause = idle["cause"].cat.codes.to_numpy(np.int64)
     is_asked = (~idle["cause"].isin(causes.BESIDES)).to_numpy(bool)
     number = count_steps_of_window(trace)

@@ -20,6 +20,7 @@ from kprof.analyze.attribution.steps import (
     whole_ns,
 )
 from kprof.analyze.capture_quality.unanswered import Unanswered
+from kprof.analyze.groupings import number_rows
 from kprof.analyze.idle.causes import ALLOCATING_CALL, SYNCHRONIZING_CALL
 from kprof.analyze.idle.host_state import matching
 from kprof.analyze.intervals import LAST_NS, Intervals, disjoint, length_in
@@ -82,7 +83,7 @@ def exposed_ns(trace: Trace, chosen: Bools) -> Int64s:
     """Return for each chosen activity how long only such ran; each instant counts once."""
     kernels, took = trace.kernels, durations(trace)
     start = kernels["start_ns"].to_numpy(np.int64)
-    device = kernels.groupby(["rank", "device"], sort=False).ngroup().to_numpy()
+    device = number_rows(kernels, ["rank", "device"])
     total = np.zeros(len(kernels), dtype=np.int64)
     for one in np.unique(device[chosen]):
         mine = np.flatnonzero(chosen & (device == one))

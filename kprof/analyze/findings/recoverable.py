@@ -17,6 +17,7 @@ from kprof.analyze.findings.one_offs import (
     without_start_up,
 )
 from kprof.analyze.findings.queries import Int64s, idle_of, is_one_of
+from kprof.analyze.groupings import number_rows
 from kprof.analyze.idle.causes import ALLOCATOR, LAUNCH_BOUND, NO_WORK
 from kprof.analyze.intervals import Intervals, disjoint, length_in
 from kprof.trace import Trace, once_per_trace
@@ -81,7 +82,7 @@ def perhaps_once(trace: Trace) -> Int64s:
     asked = np.flatnonzero(idle["cause"].isin(FIRST_USES).to_numpy(bool))
     took = idle["duration_ns"].to_numpy(np.int64)[asked]
     keys = ["rank", "device", "cause"]
-    group = idle.iloc[asked].groupby(keys, sort=True, observed=True).ngroup().to_numpy()
+    group = number_rows(idle[keys].iloc[asked], keys)
     for one in np.unique(group):
         mine = np.flatnonzero(group == one)
         longest = mine[took[mine].argmax()]

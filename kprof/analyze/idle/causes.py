@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from kprof.analyze.groupings import collapse_layers, longest_first, number_groups
+from kprof.analyze.groupings import collapse_layers, longest_first, number_groups, number_rows
 from kprof.analyze.intervals import Intervals, disjoint, length_in
 from kprof.trace import Trace, once_per_table, once_per_tables
 
@@ -216,7 +216,7 @@ def collective_waits(trace: Trace) -> pd.DataFrame | None:
 def _hidden(kernels: pd.DataFrame, rows: Int64s, start: Int64s, end: Int64s) -> Int64s:
     """Return for how long each of some spans others than collectives ran on its device."""
     is_other = ((kernels["kind"] != "collective") & kernels["collective"].isna()).to_numpy(bool)
-    device = kernels.groupby(["rank", "device"], sort=False).ngroup().to_numpy()
+    device = number_rows(kernels, ["rank", "device"])
     begins = kernels["start_ns"].to_numpy(np.int64)
     ends = begins + kernels["duration_ns"].to_numpy(np.int64)
     hidden = np.zeros(len(rows), dtype=np.int64)

@@ -53,7 +53,7 @@ from kprof.analyze.roofline.launch_work import (
 )
 from kprof.analyze.roofline.operator_work import DTYPES, WORK_BOUNDS
 from kprof.device import Device
-from kprof.trace import Trace
+from kprof.trace import Trace, once_per_table
 
 _ELEMENT = 8
 """Instructions for its number, whether there is one, and branches."""
@@ -151,6 +151,7 @@ def beaten_ceilings(trace: Trace) -> pd.DataFrame:
     return beaten
 
 
+@once_per_table
 def beats_ceiling(kernels: pd.DataFrame) -> np.ndarray:
     """Tell which rows of `kernels` have a limit that is more than 5 % above their duration."""
     limit_ns = kernels["limit_ns"].to_numpy(np.int64, na_value=0)

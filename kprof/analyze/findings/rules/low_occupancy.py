@@ -14,7 +14,7 @@ from kprof.analyze.findings.queries import (
     total_ns,
     whole_of,
 )
-from kprof.analyze.groupings import collapse_layers
+from kprof.analyze.groupings import collapse_layers, number_rows
 from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
@@ -79,7 +79,7 @@ def _is_overlapped(trace: Trace) -> np.ndarray:
     """Tell which activities began before an earlier one of their device had ended."""
     kernels = trace.kernels
     start, took = kernels["start_ns"].to_numpy(np.int64), durations(trace)
-    device = kernels.groupby(["rank", "device"], sort=False).ngroup().to_numpy()
+    device = number_rows(kernels, ["rank", "device"])
     order = np.lexsort([start, device])
     result = np.zeros(len(order), dtype=bool)
     for one in np.unique(device):
