@@ -78,11 +78,19 @@ def tree_of(path):
     return ast.parse(path.read_text())
 
 
+def statements_in(node):
+    """Yield the statements below a node; expressions hold none, and are most of a module."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.expr):
+            yield child
+            yield from statements_in(child)
+
+
 @cache
 def functions_in(path):
     """Return the functions and methods that `path` defines, but no kernels: those are no Python."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    found = [node for node in ast.walk(tree_of(path)) if isinstance(node, kinds)]
+    found = [node for node in statements_in(tree_of(path)) if isinstance(node, kinds)]
     return [
         node
         for node in found

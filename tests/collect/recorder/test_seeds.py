@@ -7,10 +7,17 @@ import pytest
 
 pytest.importorskip("torch")
 
+# Each seed in a process of its own, forked after what takes long in each: importing torch.
 DRAWN = """
-import sys
+import os, sys
 from kprof.collect.recorder.kprof_recorder.seeds import start_from
-start_from(int(sys.argv[1]))
+for seed in sys.argv[1:]:
+    if not (child := os.fork()):
+        start_from(int(seed))
+        break
+    os.waitpid(child, 0)
+else:
+    sys.exit()
 import random
 import numpy
 import torch
@@ -33,14 +40,14 @@ print(random.random())
 """
 
 
-def lines_for(seed):
-    command = [sys.executable, "-c", DRAWN, str(seed)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True)
-    return ran.stdout.splitlines()
+def lines_for(*seeds):
+    command = [sys.executable, "-c", DRAWN, *map(str, seeds)]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [lines[at : at + 5] for at in range(0, 5 * len(seeds), 5)]
 
 
 def test_the_same_seed_gives_the_same_numbers_and_another_one_others():
-    first, again, other = lines_for(0), lines_for(0), lines_for(1)
+    first, again, other = lines_for(0, 0, 1)
     assert first == again
     assert all(one != two for one, two in zip(first[:4], other[:4], strict=True))
     # What the workload sets twice is the same twice, and not the next seed's.
