@@ -284,8 +284,8 @@ def test_the_order_is_another_one_in_each_comparison_unless_its_seed_is_named(
     stand_in(monkeypatch, b=0.9)
     seeds = []
     for number, named in enumerate(([], [], ["--seed", "7"])):
-        command = ["ab", "--patch", "patch.py:f", "--json", "--out", f"{number}.kprof", *named]
-        assert kprof(*command, script) == 0
+        words = ["--pairs", "6", "--json", "--out", f"{number}.kprof", *named]
+        assert kprof("ab", "--patch", "patch.py:f", *words, script) == 0
         seeds.append(json.loads(capsys.readouterr().out)["plan"]["seed"])
     assert seeds[0] != seeds[1]
     assert seeds[2] == 7

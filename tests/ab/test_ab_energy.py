@@ -161,7 +161,7 @@ def test_steps_cost_what_the_gpu_costs_that_took_them(
     script, monkeypatch, capsys, words, name, warns
 ):
     stand_in(monkeypatch, b=0.8).device_name = H100
-    kprof("ab", "--patch", "patch.py:f", *words, "--json", script)
+    kprof("ab", "--patch", "patch.py:f", "--pairs", "24", *words, "--json", script)
     costs = json.loads(capsys.readouterr().out)["costs"]
     assert costs["price"]["name"] == name
     assert any(one.startswith(OF_ANOTHER) for one in costs["warnings"]) == warns
@@ -169,7 +169,7 @@ def test_steps_cost_what_the_gpu_costs_that_took_them(
 
 def test_a_gpu_without_a_price_is_named(script, monkeypatch, capsys):
     stand_in(monkeypatch, b=0.8).device_name = "NVIDIA L1"
-    kprof("ab", "--patch", "patch.py:f", "--gpus", "1", "--json", script)
+    kprof("ab", "--patch", "patch.py:f", "--pairs", "24", "--gpus", "1", "--json", script)
     costs = json.loads(capsys.readouterr().out)["costs"]
     assert costs["price"] is None
     (note,) = [one for one in costs["notes"] if "NVIDIA L1" in one]

@@ -72,7 +72,7 @@ def test_pairs_that_were_none_are_shown_and_kept_wherever_a_comparison_goes(
 
 
 def test_the_calibration_of_the_machine_goes_with_the_comparison(script, monkeypatch, capsys):
-    made = replace(simulate(50, 40, 0, "2026-11-20"), kind="host", device="a processor")
+    made = replace(simulate(6, 40, 0, "2026-11-20"), kind="host", device="a processor")
     coarse = tuple(replace(one, least_found=0.016) for one in made.scenarios)
     made = replace(made, scenarios=coarse)
     monkeypatch.setattr(compare, "last_calibration", lambda: made)

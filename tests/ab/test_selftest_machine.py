@@ -248,7 +248,7 @@ def test_samples_of_one_work_are_shown_in_time_and_those_with_an_effect_are_not(
 
 @cache
 def simulated():
-    return simulate(50, 40, 0, "2026-11-20")
+    return simulate(6, 40, 0, "2026-11-20")
 
 
 def kept(home, monkeypatch, **changes):
