@@ -24,6 +24,7 @@ pytest.importorskip("triton")
 
 import numpy as np
 import triton.language as tl
+from triton._utils import validate_block_shape
 from triton.language import core
 from triton.runtime import interpreter
 
@@ -40,17 +41,35 @@ assert not _builder.options.debug
 _builder.options = dataclasses.replace(_builder.options, sanitize_overflow=False)
 
 
+_checks_semantic = core.builtin(lambda: None).__code__
+
+
+def _with_semantic(member, semantic):
+    """Return what calls a member with the interpreter's semantic, which it need not look for."""
+    if member.__code__ is _checks_semantic:
+        member = member.__wrapped__
+
+    def call(*args, **kwargs):
+        kwargs["_semantic"] = semantic
+        return member(*args, **kwargs)
+
+    return call
+
+
 @cache
-def _builtins_of(part):
-    return [name for name, member in inspect.getmembers(part) if core.is_builtin(member)]
+def _builtins_of(part, builder):
+    """Return names of what a part of Triton's language has built in, itself, and its stand-in."""
+    semantic = interpreter.TritonSemantic(builder)
+    found = [(name, one) for name, one in inspect.getmembers(part) if core.is_builtin(one)]
+    return [(name, member, _with_semantic(member, semantic)) for name, member in found]
 
 
 def _replace_builtins(part, builder, scope):
     """Replace what a part of Triton's language has built in, as Triton's own function does."""
-    members = [(name, getattr(part, name)) for name in _builtins_of(part)]
-    for name, member in members:
-        if core.is_builtin(member):
-            interpreter._patch_attr(part, name, member, builder, scope)
+    members = [(*one, getattr(part, one[0])) for one in _builtins_of(part, builder)]
+    for name, member, stand_in, now in members:
+        if now is member:
+            scope.set_attr(part, name, stand_in)
 
 
 _replaced = set()
@@ -111,6 +130,31 @@ def _new_tensor(self, handle, type):
     self.shape, self.numel = _shape_and_size(*(type.shape if type.is_block() else ()))
 
 
+@cache
+def _block_of(*sizes):
+    return core.tuple(sizes), validate_block_shape(sizes)
+
+
+def _new_block_type(self, element_ty, shape):
+    """Leave a type's name to who asks for it, and check its shape once."""
+    self.element_ty = element_ty
+    self.shape, self.numel = _block_of(*_sizes_of(shape))
+    if not self.shape:
+        raise TypeError("0d block_type is forbidden")
+
+
+def _broadcast(self, lhs, rhs, broadcast=interpreter.TritonSemantic.broadcast_impl_value):
+    """Return two tensors in one shape; `_block_of` gives equal shapes as one object."""
+    one, other = lhs.type, rhs.type
+    if one.is_block() and other.is_block() and one.shape is other.shape:
+        return lhs, rhs
+    return broadcast(self, lhs, rhs)
+
+
+def _is_same_dtype(self, other, compare=core.dtype.__eq__):
+    return self is other or compare(self, other)
+
+
 interpreter._patch_builtin = _replace_builtins
 interpreter._LangPatchScope = _Scope
 interpreter._patch_lang = _replace_language
@@ -119,4 +163,9 @@ core.tuple.__init__ = _new_tuple
 core.tuple.type = cached_property(lambda self: core._type_for_tuple_values(self.values))
 core.tuple.type.__set_name__(core.tuple, "type")
 core.tensor.__init__ = _new_tensor
+core.block_type.__init__ = _new_block_type
+core.dtype.__eq__ = _is_same_dtype
+interpreter.TritonSemantic.broadcast_impl_value = _broadcast
+core.block_type.name = cached_property(lambda self: f"<{self.shape}, {self.element_ty}>")
+core.block_type.name.__set_name__(core.block_type, "name")
 core._unwrap_shape = _sizes_of

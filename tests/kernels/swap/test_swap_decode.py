@@ -47,7 +47,7 @@ TWO_LAYERS = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads":
 ONE_LAYER = {**TWO_LAYERS, "num_hidden_layers": 1}
 IDS = torch.tensor([[0, 0, 0, 7, 3, 9, 21], [5, 30, 2, 8, 17, 11, 4]])
 MASK = (IDS != 0).long()
-GREEDY = {"attention_mask": MASK, "max_new_tokens": 4, "do_sample": False}
+GREEDY = {"attention_mask": MASK, "max_new_tokens": 3, "do_sample": False}
 
 
 def made(kind="llama", seed=0, **options):
