@@ -181,12 +181,16 @@ class Pricer:
         is_idle = fix.best_ns is None and (fix.idle_cause is not None or fix.graphs)
         if not is_idle or not rows:
             return False
-        return bool(np.isin(_array_of(rows), perhaps_once(self.trace)).all())
+        # Mostly none is, and its rows need not be looked at.
+        once = perhaps_once(self.trace)
+        return bool(len(once)) and bool(np.isin(_array_of(rows), once).all())
 
     def _has_once(self, findings: Sequence[Finding]) -> bool:
         """Tell whether any idle time that findings are about may be start-up."""
-        rows = _joined(one.idle_rows for one in findings)
-        return bool(np.isin(rows, perhaps_once(self.trace)).any())
+        once = perhaps_once(self.trace)
+        return bool(len(once)) and any(
+            np.isin(once, _array_of(one.idle_rows)).any() for one in findings
+        )
 
     def cause_ns(self, finding: Finding) -> int | None:
         """Return what a finding costs of a step, on the GPU on which it costs most.

@@ -349,7 +349,9 @@ def _spans_of_idle(
     """
     ended_by = trace.idle["kernel_row"].to_numpy(np.int64, na_value=NOTHING)[rows]
     launch = np.append(trace.kernels["launch_row"].to_numpy(np.int64, na_value=NOTHING), NOTHING)
-    thread = np.append(program.of_ranges(trace), NOTHING)[launch[ended_by]]
+    call, thread = launch[ended_by], np.full(len(rows), NOTHING)
+    is_launched = call != NOTHING
+    thread[is_launched] = program.of_ranges(trace, call[is_launched])
     start = trace.idle["start_ns"].to_numpy(np.int64)[rows]
     return {
         one: disjoint(Intervals(*(part[thread == one] for part in (start, start + took, ended_by))))
@@ -580,7 +582,10 @@ def without_host_spans(replay: Replay, gone: Mapping[int, Intervals]) -> Replay:
         ahead_ns = np.append(0, before_ns)[:-1]
         first = np.flatnonzero(np.append(True, source[1:] != target[:-1])[: len(at)])
         ahead_ns[first] = length_before(union, since[first])
-        removed_ns, kept = before_ns - ahead_ns, edges.kept_ns[at]
+        removed_ns = before_ns - ahead_ns
+        is_shorter = removed_ns != 0
+        at, since, until = at[is_shorter], since[is_shorter], until[is_shorter]
+        removed_ns, kept = removed_ns[is_shorter], edges.kept_ns[at]
         removed_kept_ns = np.zeros_like(removed_ns)
         if one in replay.untouched:
             both = _in_both(union, replay.untouched[one], since, until)

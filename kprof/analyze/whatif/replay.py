@@ -179,10 +179,12 @@ class Replay:
         np.maximum.at(end, of_node[known], end_ns[known])
         is_first = np.append(True, np.diff(rank) != 0)[: len(rank)]
         before = np.append(0, end[:-1])[: len(rank)]
-        first = np.full(len(rank), np.iinfo(np.int64).max)
-        np.minimum.at(first, of_node[known], (end_ns - self.duration_ns)[known])
         mark = self.spans.mark
-        begin = np.where(mark >= 0, end_ns[mark], first)
+        begin = end_ns[mark]
+        if (mark < 0).any():
+            first = np.full(len(rank), np.iinfo(np.int64).max)
+            np.minimum.at(first, of_node[known], (end_ns - self.duration_ns)[known])
+            begin = np.where(mark >= 0, begin, first)
         np.maximum.at(begin, led_by[led_by >= 0], end_ns[led_by >= 0])
         return np.asarray(end - np.where(is_first, begin, before))
 
