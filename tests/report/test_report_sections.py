@@ -374,6 +374,7 @@ def test_start_up_is_one_number_in_findings_and_idle_time():
     trace = replace(trace, diagnosis=Diagnosis(start_up=(listed,)))
     assert quantities_in(texts(section("Findings", trace)))[0] == "5.03 µs"
     assert quantities_in(section("Idle time", trace).parts[0].text)[-1] == "5.03 µs"
+    assert "5.03 µs" in quantities_in(texts(section("Summary", trace)))
 
 
 def test_idle_time_at_the_edges_of_the_steps_is_told():

@@ -46,8 +46,7 @@ LOADING, ALLOCATION, CAPTURE, COMPILATION = (
 )
 COMPILING = r"\(dynamo_timed\)$|^_compile\.compile_inner|^compile_fx"
 NAMES = {
-    LOADING: r"^(?:cu|hip)(?:Module|Library)(?:Load|GetFunction|GetKernel)|^cuLink|^cuInit$"
-    r"|^Lazy ",
+    LOADING: r"^(?:cu|hip)(?:Module|Library)(?:Load|GetFunction|GetKernel)|^cuLink|^cuInit$",
     ALLOCATION: causes.ALLOCATING_CALL,
     CAPTURE: r"^(?:cuda|cu|hip)(?:Stream(?:Begin|End)Capture|Graph(?:Instantiate|Upload))",
     COMPILATION: rf"{COMPILING}|^(?:nvrtc|hiprtc)Compile"
@@ -87,10 +86,12 @@ def without_start_up(trace: Trace) -> tuple[Trace, tuple[StartUp, ...]]:
 @once_per_trace
 def find_once(trace: Trace) -> Once:
     """Find the idle time that is start-up."""
-    idle, name = trace.idle, _names(trace)
-    found = Once(np.zeros(len(idle), dtype=np.int64), name)
+    idle = trace.idle
+    nothing = np.zeros(len(idle), dtype=np.int64)
     if trace.is_host_only or idle.empty:
-        return found
+        return Once(nothing, np.full(len(idle), NOTHING, dtype=np.int64))
+    name = _names(trace)
+    found = Once(nothing, name)
     took = idle["duration_ns"].to_numpy(np.int64)
     steps = _steps_of(trace)
     device = number_rows(idle, ["rank", "device"])
@@ -261,6 +262,8 @@ def _names(trace: Trace) -> np.ndarray:
     for at, pattern in enumerate(NAMES.values()):
         matches = np.append(np.asarray(names.categories.str.contains(pattern), dtype=bool), False)
         rows = np.flatnonzero(matches[names.codes.to_numpy()])
+        if at == list(NAMES).index(LOADING):
+            rows = np.union1d(rows, find_host(trace).rows["loaded kernels"])
         if not len(rows):
             continue
         is_mine = np.isin(evidence, rows)

@@ -82,6 +82,9 @@ WAITING_CALL = (
 )
 # CUPTI's reports of its own work: the driver loads a kernel when it is first launched.
 LOADING_OF_KERNELS = r"^Lazy "
+# Where it does not report that: a kernel's first launch takes so many times as long as others.
+LAUNCHING_CALL = r"^(?:cuda|cu|hip)(?:Module)?Launch(?:Cooperative)?Kernel"
+LOADING_TIMES_A_LAUNCH = 10
 DRIVERS_OWN = r"^(?:Lazy |Command Buffer Full)"
 
 Int64s = NDArray[np.int64]

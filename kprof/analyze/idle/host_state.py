@@ -67,7 +67,10 @@ class Host:
         return {
             "step": step_rows(ranges),
             "ran": _outermost(ranges),
-            "loaded kernels": matching(ranges, "overhead", causes.LOADING_OF_KERNELS),
+            "loaded kernels": np.union1d(
+                matching(ranges, "overhead", causes.LOADING_OF_KERNELS),
+                first_launches(self.trace),
+            ),
             "profiler": np.setdiff1d(overhead, drivers),
             "waited": np.concatenate(
                 [
@@ -141,12 +144,49 @@ def threads_in(rank: np.ndarray, thread: np.ndarray) -> list[tuple[int, int]]:
 def matching(ranges: pd.DataFrame, kind: str, pattern: str) -> np.ndarray:
     """Return the rows of a kind whose name matches."""
     name = ranges["name"].cat
+    if not len(name.categories):
+        return np.zeros(0, dtype=np.int64)
     # A row without a name has the code -1, which reads the last.
     matches = np.append(np.asarray(name.categories.str.contains(pattern), dtype=bool), False)
     if not matches.any():
         return np.zeros(0, dtype=np.int64)
     rows = np.flatnonzero((ranges["kind"] == kind).to_numpy(bool))
     return np.asarray(rows[matches[name.codes.to_numpy()[rows]]])
+
+
+# A call that launches a kernel, where no other of the recording tells: a median of 4 to 7 µs on
+# H200, H100 and B200.
+LAUNCH_CALL_NS = 7_000
+
+
+def first_launches(trace: Trace) -> np.ndarray:
+    """Return the calls in which the driver loaded the kernel that they launched.
+
+    They are the first of their kernel, take many times as long as the launches after it, and no
+    later one of the same kernel takes half as long.
+    """
+    kernels, ranges = trace.kernels, trace.ranges
+    row = kernels["launch_row"].to_numpy(np.int64, na_value=NOTHING)
+    chosen = np.flatnonzero(np.isin(row, matching(ranges, "runtime", causes.LAUNCHING_CALL)))
+    took = ranges["duration_ns"].to_numpy(np.int64)[row[chosen]]
+    calls = pd.DataFrame(
+        {
+            "rank": kernels["rank"].to_numpy(np.int64)[chosen],
+            "name": kernels["name"].cat.codes.to_numpy()[chosen],
+            "begin": ranges["start_ns"].to_numpy(np.int64)[row[chosen]],
+            "took": took,
+            "row": row[chosen],
+        }
+    ).sort_values("begin", kind="stable")
+    of_kernel = calls.groupby(["rank", "name"], sort=False)
+    is_first = of_kernel.cumcount() == 0
+    later = calls[~is_first].groupby(["rank", "name"])["took"].max()
+    usual = calls[~is_first].groupby("rank")["took"].median()
+    first = calls[is_first].join(later.rename("later"), on=["rank", "name"])
+    usual_ns = first["rank"].map(usual).fillna(LAUNCH_CALL_NS)
+    loads = first["took"] >= causes.LOADING_TIMES_A_LAUNCH * usual_ns
+    loads &= ~(2 * first["later"] > first["took"])
+    return np.asarray(np.unique(first["row"][loads]), dtype=np.int64)
 
 
 def _outermost(ranges: pd.DataFrame) -> np.ndarray:

@@ -14,6 +14,7 @@ import numpy as np
 from kprof.analyze.attribution.steps import step_rows
 from kprof.analyze.idle import causes
 from kprof.analyze.idle.gaps import BEFORE, CODES, INSIDE, LATE, Evidence, Pieces, joined
+from kprof.analyze.idle.host_state import Host
 from kprof.analyze.intervals import LAST_NS, NOTHING, Intervals, disjoint, length_in
 from kprof.trace import Trace
 
@@ -84,7 +85,8 @@ def add_starvation(evidence: Evidence, pieces: Pieces) -> Pieces:
     waits, cause_of = host.waits(), host.blocking.to_dict()
     for one in evidence.devices():
         mine = (rank == one[0]) & (device == one[1])
-        late = np.flatnonzero(evidence.of_device(pieces, one) & (pieces.cause == LATE))
+        late = evidence.of_device(pieces, one) & (pieces.cause == LATE)
+        late = np.flatnonzero(late & ~_loads_kernels(host, one[0], pieces))
         busy = disjoint(
             Intervals(
                 np.append(start[mine], pieces.start[late]),
@@ -104,6 +106,12 @@ def add_starvation(evidence: Evidence, pieces: Pieces) -> Pieces:
         cause = np.array([CODES[name] for name in names], dtype=np.int64)
         pieces = _given(pieces, late[found.piece], found.taken_ns, cause, found.row)
     return pieces
+
+
+def _loads_kernels(host: Host, rank: int, pieces: Pieces) -> np.ndarray:
+    """Tell in which pieces the driver mostly loads a kernel: no lead of the host would hide it."""
+    loading_ns = length_in(host.union("loaded kernels", rank), pieces.start, pieces.end)
+    return np.asarray(2 * loading_ns > pieces.end - pieces.start)
 
 
 def _held_ns(waits: Intervals, busy: Intervals, trace: Trace) -> np.ndarray:

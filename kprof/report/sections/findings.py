@@ -114,16 +114,7 @@ def _start_up(trace: Trace, diagnosis: Diagnosis) -> list[Part]:
     """Return the idle time that happened once: no saving includes it."""
     if not diagnosis.start_up:
         return []
-    total_ns = start_up_ns(trace)
-    largest = diagnosis.start_up[0]
-    where = f", at {largest.place}" if largest.place else ""
-    share = format_share(total_ns / max(denominator(trace).time_ns, 1))
-    whole = "all steps" if count_gpu_steps(trace) else "the window"
-    lead = (
-        f"Start-up: {format_time(total_ns)} of idle time happened once, {share} of {whole}, and no "
-        f"saving includes it. The largest part is {largest.what}{where}, "
-        f"{format_time(largest.time_ns)}."
-    )
+    lead = start_up_in_words(trace, diagnosis)
     rows = tuple(
         (one.what, or_missing(one.place), format_time(one.time_ns), f"{one.num_pieces:,}")
         for one in diagnosis.start_up
@@ -134,6 +125,22 @@ def _start_up(trace: Trace, diagnosis: Diagnosis) -> list[Part]:
     )
     caption = "Idle time that happened once in the window. No saving includes it."
     return [Text(lead), Table(columns, rows, caption, terminal_rows=0)]
+
+
+def start_up_in_words(trace: Trace, diagnosis: Diagnosis, *, least_share: float = 0.0) -> str:
+    """Return how much idle time happened once, and its largest part; empty where it is less."""
+    total_ns = start_up_ns(trace)
+    share = total_ns / max(denominator(trace).time_ns, 1)
+    if not diagnosis.start_up or share < least_share:
+        return ""
+    largest = diagnosis.start_up[0]
+    where = f", at {largest.place}" if largest.place else ""
+    whole = "all steps" if count_gpu_steps(trace) else "the window"
+    return (
+        f"Start-up: {format_time(total_ns)} of idle time happened once, {format_share(share)} of "
+        f"{whole}, and no saving includes it. The largest part is {largest.what}{where}, "
+        f"{format_time(largest.time_ns)}."
+    )
 
 
 def format_saving(saving: Saving | None) -> str:

@@ -50,7 +50,7 @@ def render(trace: Trace) -> Section:
 
 
 HOLDERS = (
-    Column("Holder"),
+    Column("Holder", "prose"),
     Column("Where", "name"),
     Column("Bytes", "right"),
     Column("Share", "right"),

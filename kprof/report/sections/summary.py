@@ -9,7 +9,7 @@ from kprof.analyze.findings.unexplained import is_of_nvidia
 from kprof.findings import Diagnosis
 from kprof.report.figures import IDLE_COLOUR, UNKNOWN_COLOUR, colours_of
 from kprof.report.section import Bar, Part, Section, Segment, Text
-from kprof.report.sections.findings import saved_of, saving_interval
+from kprof.report.sections.findings import saved_of, saving_interval, start_up_in_words
 from kprof.report.sections.idle import MEANINGS
 from kprof.report.sections.run import HOST_ONLY
 from kprof.report.sections.time import label_of
@@ -32,6 +32,8 @@ NUM_LIMITS = 3
 LONGEST_COMMAND = 60
 # A second limit of less than this share of the time is none to name.
 LEAST_LIMIT = 0.01
+# Less start-up than this share stands with the findings alone.
+LEAST_START_UP = 0.05
 NO_CAUSE = "idle time whose cause is not known"
 HOST_IDLE = "time between operators (Python code or waiting)"
 TO_KNOW = "Counters tell: `kprof run --ncu SCRIPT`."
@@ -53,12 +55,14 @@ NO_CHANGE = "No rule found a change that would save time."
 
 def render(trace: Trace) -> Section:
     """Render the answer of the report, on one screen."""
-    summary = summarize(trace)
+    summary, diagnosis = summarize(trace), trace.diagnosis or Diagnosis()
     parts: list[Part] = [Text(HOST_ONLY, "warning")] if summary.is_host_only else []
     parts.append(Text(_lead(summary, trace.meta.num_all_ranks)))
     if summary.time:
         parts += [_bar(summary), Text(_limit(summary, is_of_nvidia=is_of_nvidia(trace)))]
-    parts += _changes(summary, trace.diagnosis or Diagnosis())
+    if once := start_up_in_words(trace, diagnosis, least_share=LEAST_START_UP):
+        parts.append(Text(once))
+    parts += _changes(summary, diagnosis)
     parts.append(Text(_quality(summary)))
     return Section(TITLE, ORDER, tuple(parts))
 

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from kprof.analyze.findings.one_offs import LOADING, without_start_up
 from kprof.analyze.findings.recoverable import recoverable_ns
 from kprof.analyze.idle.host_state import matching, threads_in
 from tests.analyze.idle.idle_traces import LAUNCH, US, WAIT, analyzed, causes, spent
@@ -250,3 +251,41 @@ def test_where_the_launching_thread_shows_nothing_the_others_are_asked():
         ranges=[{**LAUNCH, "start_ns": 990 * US}, wait, earlier],
     )
     assert trace.idle["cause"].tolist()[0] == "synchronization"
+
+
+def first_use(*call_us, name="cudaLaunchKernel"):
+    """Return the trace of an upload that the host waits for, then of launches of one kernel."""
+    copy = {"name": "Memcpy HtoD (Pageable -> Device)", "activity": "memcpy", "correlation": 1}
+    kernels, at = [copy | {"start_ns": 10 * US, "duration_ns": 500 * US}], 515
+    calls = [spent(0, 512, kind="runtime", name="cudaMemcpy", correlation=1)]
+    for number, took in enumerate(call_us, 2):
+        call = spent(at, at + took, kind="runtime", name=name, correlation=number)
+        kernels.append(
+            {"name": "vecAdd", "correlation": number} | spent(at + took + 1, at + took + 3)
+        )
+        calls.append(call)
+        at += took + 10
+    return analyzed(*kernels, ranges=calls)
+
+
+def loaded_us(trace):
+    """Return the start-up by loading, and the longest idle time that a copy is blamed for."""
+    start_up = sum(one.time_ns for one in without_start_up(trace)[1] if one.what == LOADING)
+    idle = trace.idle
+    blamed = idle["duration_ns"][(idle["cause"] == "pageable copy").to_numpy(bool)]
+    return start_up // US, int(blamed.max() or 0) // US if len(blamed) else 0
+
+
+def test_a_kernels_first_launch_that_takes_far_longer_than_others_loads_it():
+    assert loaded_us(first_use(400, 5, 5, 5))[0] >= 400
+    assert loaded_us(first_use(400))[0] >= 400
+
+
+def test_no_lead_would_hide_the_loading_of_a_kernel():
+    assert loaded_us(first_use(400, 5, 5, 5))[1] < 40
+
+
+def test_a_launch_loads_nothing_that_is_usual_or_no_kernels():
+    assert loaded_us(first_use(400, 390, 410))[0] == 0
+    assert loaded_us(first_use(40, 5, 5, 5))[0] == 0
+    assert loaded_us(first_use(400, 5, 5, name="cudaGraphLaunch"))[0] == 0
