@@ -78,11 +78,11 @@ collective  allreduce* collectivepermute allgather* reducescatter* alltoall* all
 set         memset
 attention   kkt householder fna siso parallax ttt qksoftmax lapersistent lapersistentpaged
             podpersistent
-reduction   lpnorm copywgrad residualnorm cumsum cumprod segsum prefixsum gathersum indexmax
-            maxreducescatter quantparam quantizationparam vectornorm matrixnorm frobenius clipnorm
-            blockallreduce warpallreduce dequantreduce gradnorm pnorm l0norm maxnorm minnorm infnorm
-            globalnorm centroidupdate moereduc* moereduction moesum scaninit compactinit numnan
-            rankskernel
+reduction   lpnorm moecb redux copywgrad residualnorm cumsum cumprod segsum prefixsum gathersum
+            indexmax maxreducescatter quantparam quantizationparam vectornorm matrixnorm frobenius
+            clipnorm blockallreduce warpallreduce dequantreduce gradnorm pnorm l0norm maxnorm
+            minnorm infnorm globalnorm centroidupdate moereduc* moereduction moesum scaninit
+            compactinit numnan rankskernel
 indexing    topermutation tokenpool src2dst blocktable advancestep moedata alignblocksize alignsum
             maskedupdate mappedidx setrows
 copy        packhalo unpackhalo initfrom tomarlin setkvbuffer setmlakvbuffer
@@ -101,23 +101,23 @@ optimizer   optimizer adam* *adam *sgd rprop weightdecay momentum adagrad amsgra
             adadelta rmsprop momentumupdate nesterov lamb lars ftrl lion muon adafactor novo*
             shampoo regulariz* lbfgs emaupdate emastep lookaheadstep
 norm        lnx fusedparam qknorm normrope rmsnormrope skipln cucomputegradinput
-elementwise rope *rope rotary* blendlinear upsample rotate gridsample gridsampler ropequant
-            lossscale signflip biasaddgrad maskedfill adduniform
+elementwise rope *rope opgenerictensor rotary* blendlinear upsample rotate gridsample gridsampler
+            ropequant lossscale signflip biasaddgrad maskedfill adduniform
 copy        catandcache concatandcache
-attention   flash splitkv kvsplit flashattn* flashmla flashdecod* *fmha sdpa *mha mqa gqa gla gdn
-            gdr gsa kda hgrn wkv rwkv nsa hstu gdpa retention deltarule deltanet gateddelta
-            batchprefill batchdecode singleprefill singledecode pageddecode pagedprefill
-            pagedattention mergestate* mqalogits dotdoo doodot attend msdeform msdeformable
-            multiheadattention causaldot lse mlstm simplicial solvetril dkv wyrepr recomputewu
-            outputcorrection outcorrection dkdv dqkv withkvcache fwdkernelstage sagefwd sagebwd mla
-            attnfwd attnbwd sparseattn xqa lightningattn lightningindexer indexerscore indexscore
-            deltaformer parallelbased parallelrebased mesanet fwddiag fwdnonediag fwdkvparallel
-            fwdkvreduce wufwd gradcorrection gradq gradk gradqk gradqkv dsa parallelpath convertdq
-            convertdk convertdv convertdkv chunkscan chunkstate
+attention   flash splitkv kvsplit flashattn* flashmla flashdecod* *fmha sdpa *mha gla gdn gdr gsa
+            kda hgrn wkv rwkv nsa hstu gdpa retention deltarule deltanet gateddelta batchprefill
+            batchdecode singleprefill singledecode pageddecode pagedprefill pagedattention
+            mergestate* mqalogits dotdoo doodot attend msdeform msdeformable multiheadattention
+            causaldot lse mlstm simplicial solvetril dkv wyrepr recomputewu outputcorrection
+            outcorrection dkdv dqkv withkvcache fwdkernelstage sagefwd sagebwd mla attnfwd attnbwd
+            sparseattn xqa lightningattn lightningindexer indexerscore indexscore deltaformer
+            parallelbased parallelrebased mesanet fwddiag fwdnonediag fwdkvparallel fwdkvreduce
+            wufwd gradcorrection gradq gradk gradqk gradqkv dsa parallelpath convertdq convertdk
+            convertdv convertdkv chunkscan chunkstate
 convolution conv *conv convol* *convolution deconv* implicitgemm wino igemm winograd depthwise dcn
             cvbwd cvfwd scudnn dtypecudnn computeoffset computeboffset subtensoropwithscalar
             subtensoropwithcasttensor xdlopsbwdweight xdlopsbwddata
-indexing    linearsearch binarysearch routing moealig getrow moealign moedev todense permute1ddata
+indexing    linearsearch binarysearch moealig getrow moealign moedev todense permute1ddata
             permute2ddata permute1dlength permute2dlength permuteindices permuteweight permutepooled
             permutebwd moepermute expandinputrows finalizemoe tokenpermute permutetoken unpermute*
             indicesto idxto idsto sparsetodense tocsr tocoo tojagged topkindices topkindex topkidx
@@ -135,6 +135,7 @@ gemm        *gemm gemm* *gemv reduce1block persistrnn mhcprojection innerproduct
             hspmm sspaddmm streamk* csrmm* csrmv* cscmm* cscmv* bsrmm* bsrmv* gebsrm* bscmm* coomm*
             coomv* ellmm* ellmv* sellmv* hybmv*
 convolution dgrad wgrad
+indexing    routing
 copy        fillkv fillkvcache segmentcopy subsample slicescatter copyqkv packedtopadded
             paddedtopacked tensortransformgeneric restoreblock convertblock im3d2col dup
             concatkvcache makesequential packsegment unpacksegment convertdimstodims zeropad
@@ -158,14 +159,14 @@ embedding   embed emb wte wpe embedding* embeddinglookup indexselectlarge indexs
             partialtosegment computegradweight
 elementwise dtypetodtype dtype2dtype dequantizelinear quantizelinear upsampl* *upscale resize*
             interp* bilinear bicubic
-attention   attn* *attn attention* *attention att chunkwise recurrent flashdecoding
+attention   attn* *attn gqa mqa attention* *attention att chunkwise recurrent flashdecoding
 random      dropout distribution philox threefry executedist zipf curand bernoulli random*
             quasirandom rejection rand randn randint randperm rng uniform gaussiannoise halton sobol
             multinomial exponential gumbel noise poisson binomial dirichlet cauchy lognormal sampl*
             withreplacement unpackcudnn withoutreplacement
 gemm        splitk splitkreduce wvsplitk wvsplitkq wvsplitkrc linear nndense gateup mlp fc dot
             dotprod dotproduct ffn
-indexing    unpool* maxunpool*
+indexing    unpool* moedpch sortedsearch maxunpool*
 reduction   pool *pool pooling* *pooling roialign subsampling selectivestate selectivescan ssu
             statepassing logsumexp sumexp
 elementwise posencoding positionencoding positionalencoding posenc frequencyencoding waveencoding
@@ -280,8 +281,9 @@ _INDEX = _set(
 )
 
 # Operands: the word before them says what they belong to, not what is done.
-# Work that is not done yet where a name begins or ends with `init`.
-_INITIALIZED = _set("set gemm sort collective elementwise indexing optimizer")
+_INITIALIZE = _set("init initialize reset")
+# Work that is not done yet where a name begins or ends with that.
+_INITIALIZED = _set("set gemm sort elementwise indexing optimizer reduction")
 _MASK = _set("mask masks bitmask")
 _OPERAND_WORDS = _set("output outputs input inputs weight weights")
 # Parts of attention, beside which the weak word `attention` tells nothing.
@@ -310,7 +312,7 @@ _PREPOSITIONS = _set("for by via using without from")
 _PART = re.compile(
     r"0x[0-9a-f]+|[wa]\d+[wa]\d+|(?<![a-z0-9])(?:(?:bf|mx|[efi])\d+){3,}(?![a-z0-9])"
     r"|n[cdhw]{2,4}\d*(?![a-z])|[hs]\d{3,5}|v\d+(?![a-z])"
-    r"|(?:s?u?int|b?float|fp|bf|tf|nf|[fhiuwqas])(?:16|32|64|\d)(?!d(?![a-z]))"
+    r"|(?:s?u?int|b?float|fp|bf|tf|nf|[fhiuwqas])(?:16|32|64|\d)(?!d(?![a-z])|half|float)"
     r"|e\dm\d[a-z0-9]*|\d+bits?(?![a-z])|[a-z]+|\d+d(?![a-z])|\d+"
 )
 _TYPE = re.compile(
@@ -340,6 +342,7 @@ _FRAMES: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
             "attention convolution gemm",
         ),
         (r"^triton_poi_", "embedding elementwise"),
+        (r"^triton_(red|per)_fused_(mm|mv|bmm|addmm)(_v?\d+)+$", "gemm"),
         (r"^triton_(red|per|spl)_(?=.*rsqrt)", "norm"),
         (
             r"^triton_(red|per|spl)_",
@@ -432,7 +435,7 @@ _ACRONYMS = re.compile("[RGS][ei]LU|(Swi|Ge|Re)GLU|RoPE|TanH|MoE|LoRA|IoU|NaN")
 # The norm of a list of tensors is a number for each of them.
 _NORM_OF_LIST = re.compile("NormFunctor|_foreach_norm")
 
-_UPDATE = re.compile(r"optimizer|adam|adagrad|sgd|lamb", re.IGNORECASE)
+_UPDATE = re.compile(r"optimize|adam|adagrad|sgd|lamb", re.IGNORECASE)
 
 
 def add_kind(trace: Trace) -> Trace:
@@ -565,8 +568,9 @@ def _of_words(text: str, weak: bool = False) -> str | None:
         return "set"
     if objects & _INDEX and work.isdisjoint(real_work | {"other"}):
         return "indexing"
-    initializes = not {*heads[:1], *heads[-1:]}.isdisjoint({"init", "initialize"})
-    if initializes and not is_verb and (work <= _INITIALIZED or not _INDEX.isdisjoint(words)):
+    is_object = work <= _INITIALIZED or not _INDEX.isdisjoint(words)
+    initializes = not {*heads[:1], *heads[-1:]}.isdisjoint(_INITIALIZE)
+    if initializes and is_object and not is_verb and "scanstate" not in words:
         return "set"
     if is_verb and not work & _FUSED:
         return _ROWS[told[0][1]][0]

@@ -324,6 +324,7 @@ def test_what_a_kernel_initializes_is_its_object():
         "init_curand_states": "random",
         "init_lookback_scan_state": "reduction",
         "copy_and_init": "copy",
+        "argMaxReset": "set",
         "initial_norm": "norm",
     }
     assert {name: find_kind(name, "kernel", None, None) for name in expected} == expected
@@ -467,7 +468,7 @@ def test_each_word_of_the_table_stands_once():
     assert {word for word in told if told.count(word) > 1} == set()
 
 
-# Measured: 95.6 %; the names that are held out are scored once, by the benchmark.
+# Measured: 95.3 %; the names that are held out are scored once, by the benchmark.
 def test_names_of_public_libraries_have_the_kind_of_their_readers():
     shares, _ = score(corpus("developed"))
     assert len(shares) == 248
