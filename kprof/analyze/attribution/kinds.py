@@ -78,24 +78,25 @@ collective  allreduce* collectivepermute allgather* reducescatter* alltoall* all
 set         memset
 attention   kkt householder fna siso parallax ttt qksoftmax lapersistent lapersistentpaged
             podpersistent
-reduction   lpnorm moecb redux copywgrad residualnorm cumsum cumprod segsum prefixsum gathersum
-            indexmax maxreducescatter quantparam quantizationparam vectornorm matrixnorm frobenius
-            clipnorm blockallreduce warpallreduce dequantreduce gradnorm pnorm l0norm maxnorm
-            minnorm infnorm globalnorm centroidupdate moereduc* moereduction moesum scaninit
+reduction   lpnorm bezieralign moecb redux copywgrad residualnorm cumsum cumprod segsum prefixsum
+            gathersum indexmax maxreducescatter quantparam quantizationparam vectornorm matrixnorm
+            frobenius clipnorm blockallreduce warpallreduce dequantreduce gradnorm pnorm l0norm
+            maxnorm minnorm infnorm globalnorm centroidupdate moereduc* moereduction moesum scaninit
             compactinit numnan rankskernel
 indexing    topermutation tokenpool src2dst blocktable advancestep moedata alignblocksize alignsum
             maskedupdate mappedidx setrows
 copy        packhalo unpackhalo initfrom tomarlin setkvbuffer setmlakvbuffer
-other       mhcpost trsmln castray causalfilter btvregularization mhcexpandcombine columnfilter
-            rowfilter householderreflector conjugategradient pmegather corrindex lengthcriterion
-            stopcriterion stoppingcriterion stopwords* sinkhorn binomialoption* furthest*
+other       mhcpost nonmax nonmaximum nonmaxima trsmln castray causalfilter btvregularization
+            mhcexpandcombine columnfilter rowfilter householderreflector conjugategradient pmegather
+            corrindex lengthcriterion stopcriterion stoppingcriterion stopwords* sinkhorn
+            binomialoption* furthest*
 sort        moegate gatherkthvalue moegating* moefusedgate topkhash gatingtopk hashtopk selectexpert
             countandsort
 elementwise transducerjoint gdngate gdngating kdagate kdagating glagate outerprod outerproduct
             multicasttranspose scalezeropoint*
-loss        crossentropy *entropy xent nll *loss losses *criterion focal kl kldiv labelsmooth* rnnt
-            transducer jsd mse huber hinge smoothl1 bce ctc grpo gspo dpo orpo kto simpo
-            meansquarederror ce celoss svm tvdistance
+loss        crossentropy mutualinformation lambdarank ndcg *entropy xent nll *loss losses *criterion
+            focal kl kldiv labelsmooth* rnnt transducer jsd mse huber hinge smoothl1 bce ctc grpo
+            gspo dpo orpo kto simpo meansquarederror ce celoss svm tvdistance
 embedding   spliteb splitembedding tbe embeddingbag kernelgridbackward
 optimizer   optimizer adam* *adam *sgd rprop weightdecay momentum adagrad amsgrad adabelief adabound
             adadelta rmsprop momentumupdate nesterov lamb lars ftrl lion muon adafactor novo*
@@ -124,19 +125,19 @@ indexing    linearsearch binarysearch moealig getrow moealign moedev todense per
             batchedarray pointerarray isin getitem copyindices relabel maplabel sortchunk
             invertpermute invertpermutation inversepermute inversepermutation grouppoint grouping
             addat topkid
-gemm        *gemm gemm* *gemv reduce1block persistrnn mhcprojection innerproduct rnnblockpersist
-            gemv* *matmul matmul* matvec vecmat einsum tensordot contraction syrk mmf mm bmm addmm
-            addmv baddbmm addbmm qmm mv qmv nvjet cijk mfma lora sgmv bgmv spmm spmv spgemm sddmm
-            trmv* tpmv* tbmv* gbmv* hbmv* hemv* hpmv* sbmv* symv* trmm* herk* syrkx* syr2k* her2k*
-            ger syr her spr hpr syr2 her2 spr2 hpr2 rank2k* rankk sger dger tgmm gett sddkernel
-            dsdkernel ddskernel xty scatter2scatter mulmat* fullyconnected downproj upproj gateproj
-            outproj qkvproj fusedmoe fmoe moefused moeexpert moeforward moebackward moefwd moebwd
-            xxt xtx mmt gram vdot matrixmul* matrixmultiply matrixmultiplication matmultiply smm
-            hspmm sspaddmm streamk* csrmm* csrmv* cscmm* cscmv* bsrmm* bsrmv* gebsrm* bscmm* coomm*
-            coomv* ellmm* ellmv* sellmv* hybmv*
+gemm        *gemm gemm* matmult* *gemv reduce1block persistrnn mhcprojection innerproduct
+            rnnblockpersist gemv* *matmul matmul* matvec vecmat einsum tensordot contraction syrk
+            mmf mm bmm addmm addmv baddbmm addbmm qmm mv qmv nvjet cijk mfma lora sgmv bgmv spmm*
+            spmv* spgemm sddmm trmv* tpmv* tbmv* gbmv* hbmv* hemv* hpmv* sbmv* symv* trmm* herk*
+            syrkx* syr2k* her2k* ger syr her spr hpr syr2 her2 spr2 hpr2 rank2k* rankk sger dger
+            tgmm gett sddkernel dsdkernel ddskernel xty scatter2scatter mulmat* fullyconnected
+            downproj upproj gateproj outproj qkvproj fusedmoe fmoe moefused moeexpert moeforward
+            moebackward moefwd moebwd xxt xtx mmt gram vdot matrixmul* matrixmultiply
+            matrixmultiplication matmultiply smm hspmm sspaddmm streamk* csrmm* csrmv* cscmm* cscmv*
+            bsrmm* bsrmv* gebsrm* bscmm* coomm* coomv* ellmm* ellmv* sellmv* hybmv*
 convolution dgrad wgrad
 indexing    routing
-copy        fillkv fillkvcache segmentcopy subsample slicescatter copyqkv packedtopadded
+copy        fillkv fillkvcache passthrough segmentcopy subsample slicescatter copyqkv packedtopadded
             paddedtopacked tensortransformgeneric restoreblock convertblock im3d2col dup
             concatkvcache makesequential packsegment unpacksegment convertdimstodims zeropad
             zeropadding d2dcpy d2hcpy h2dcpy majorto positioncopy conjugatecopy
@@ -160,13 +161,13 @@ embedding   embed emb wte wpe embedding* embeddinglookup indexselectlarge indexs
 elementwise dtypetodtype dtype2dtype dequantizelinear quantizelinear upsampl* *upscale resize*
             interp* bilinear bicubic
 attention   attn* *attn gqa mqa attention* *attention att chunkwise recurrent flashdecoding
-random      dropout distribution philox threefry executedist zipf curand bernoulli random*
-            quasirandom rejection rand randn randint randperm rng uniform gaussiannoise halton sobol
-            multinomial exponential gumbel noise poisson binomial dirichlet cauchy lognormal sampl*
-            withreplacement unpackcudnn withoutreplacement
+random      dropout distribution rbits rbitsc philox threefry executedist zipf curand bernoulli
+            random* quasirandom rejection rand randn randint randperm rng uniform gaussiannoise
+            halton sobol multinomial exponential gumbel noise poisson binomial dirichlet cauchy
+            lognormal sampl* withreplacement unpackcudnn withoutreplacement
 gemm        splitk splitkreduce wvsplitk wvsplitkq wvsplitkrc linear nndense gateup mlp fc dot
             dotprod dotproduct ffn
-indexing    unpool* moedpch sortedsearch maxunpool*
+indexing    unpool* attnplan moedpch sortedsearch maxunpool*
 reduction   pool *pool pooling* *pooling roialign subsampling selectivestate selectivescan ssu
             statepassing logsumexp sumexp
 elementwise posencoding positionencoding positionalencoding posenc frequencyencoding waveencoding
@@ -205,7 +206,8 @@ copy        copy* *copy *memcpy cpy memcpy transpos* transpose trans permut* cat
             vol2im im2d2col dimsdims dimstodims dims2dims move kvcache kvupdate updatecache
             storecache writecache andcache compressbert prepack* reformat* tril triu triangular
             recat kvtrans swapkernel sswap dswap cswap zswap laswp arrange tonchw tonhwc
-indexing    reverse
+indexing    reverse bsr2csr csr2bsr csr2csc csr2coo coo2csr csr2dense dense2csr csc2dense dense2csc
+            csr2ell ell2csr csr2hyb csr2gebsr gebsr2csr coo2dense dense2coo
 attention   chunk* *chunk prefill causal noncausal groupedkernelstage
 convolution *cudnn fprop
 gemm        cutlass cublas* xmma mma bitblas epilogueimpl wxa wmma wgmma mmvq mmq marlin moe dense
@@ -235,7 +237,7 @@ copy        tile transfer store save separate split trim getdiag diagkernel kern
             dsplit rsplit rot90 unbind append blockdiag diagflat diagembed extract transformaxes
             transform4daxes expand identity diagonal clone
 set         constant full
-reduction   prefix allclose nansum trapz addup
+reduction   prefix allclose nansum trapz nnz addup
 sort        top
 """
 
@@ -301,7 +303,7 @@ _NOISE = _set(
 )
 _IDIOMS = _set(
     "foreach parallelfor varlen kvpool memorypool mempool varshape gridstride pow2"
-    " iq1bn iq2bn minlatency innerouter outerpersistent numblocks problemsizes deepgemm"
+    " colmap iq1bn iq2bn minlatency innerouter outerpersistent numblocks problemsizes deepgemm"
     " fwdcontiguous bwdcontiguous"
 )
 
@@ -588,7 +590,8 @@ def _words(text: str) -> list[str]:
     at = 0
     while at < len(parts):
         size, word = next(_joined(parts[at : at + 6]), (1, parts[at]))
-        words += [word] if size > 1 or _exact(word) is not None else _split(word)
+        is_whole = size > 1 or word in _IDIOMS or _exact(word) is not None
+        words += [word] if is_whole else _split(word)
         at += size
     return [word for word in words if not word[0].isdigit()]
 
@@ -626,7 +629,8 @@ def _row(word: str) -> int | None:
 
 def _exact(word: str) -> int | None:
     """Return the row of a word that stands in the table, or whose singular does."""
-    return _EXACT.get(word, _EXACT.get(word.removesuffix("s")))
+    singular = word.removesuffix("s") if len(word) > 3 else word
+    return _EXACT.get(word, _EXACT.get(singular))
 
 
 @lru_cache(maxsize=65536)
