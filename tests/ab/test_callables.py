@@ -76,7 +76,7 @@ def test_twice_the_same_is_the_same(clock):
 def test_outputs_that_differ_are_no_comparison(clock):
     a, b = taking(clock, 1_000_000, 1.0), taking(clock, 500_000, 1.5)
     claim = ab_test(a, b, plan=PLAN).headline
-    assert claim.verdict == "INVALID"
+    assert (claim.verdict, claim.is_material, claim.pairs_needed) == ("INVALID", False, None)
     assert quantities_in(claim.why)[0] == "0.5"  # by so much of A's norm
 
 

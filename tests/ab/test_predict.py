@@ -1,10 +1,16 @@
 """What findings predict for kernels, before `--swap auto` tries any."""
 
+import itertools
+import json
+import os
 import sys
+import time
+from types import SimpleNamespace
 
 import pytest
 
-from kprof.ab.predict import predicted_by, predictions
+from kprof.ab import predict
+from kprof.ab.predict import predicted_by, predictions, record
 from kprof.ab.variants import AbOptions
 from kprof.collect.trials import Variant
 from kprof.findings import Diagnosis, Finding, Saving
@@ -88,3 +94,70 @@ def test_a_workload_that_records_nothing_has_no_predictions(tmp_path):
 def predicted(folder, script):
     a = Variant("A", (sys.executable, str(folder / script)))
     return predictions(a, AbOptions(a.command), folder / "recorded", lambda message: None)()
+
+
+class Recorded:
+    """Stands in for a workload: between two looks its ranks write what a test says.
+
+    Of each rank: is its window whole, has it made the dry run, how many seconds ago did it write?
+    """
+
+    def __init__(self, looks, raw):
+        self.looks, self.raw, self.ends = iter(looks), raw, []
+
+    def wait(self, timeout_s):
+        states = next(self.looks, None)
+        for rank, (is_complete, has_dry_run, age_s) in enumerate(states or ()):
+            folder = self.raw / f"rank{rank}-pid{rank}"
+            (folder / "window-0").mkdir(parents=True, exist_ok=True)
+            path = folder / predict.RECORDER
+            path.write_text(json.dumps({"is_complete": is_complete}))
+            os.utime(path, (time.time() - age_s,) * 2)
+            if has_dry_run:
+                (folder / predict.DRY_RUN).touch()
+        return 0 if states is None else None
+
+    def end(self, number):
+        self.ends.append(number)
+
+
+WRITES, WAITS, DONE, SILENT = (
+    (False, False, 0),
+    (True, False, 5),
+    (True, True, 0),
+    (True, False, 30),
+)
+
+
+@pytest.mark.parametrize(
+    ("looks", "num_left"),
+    [
+        ([[], [WRITES], [WAITS], [DONE], [DONE]], 1),
+        # Each rank is waited for, as long as one has written a short while ago.
+        ([[DONE, WRITES], [DONE, WAITS], [DONE, DONE], [DONE, DONE]], 1),
+        ([[(False, False, 30)], [SILENT], [SILENT]], 1),
+        ([[SILENT, WAITS], [SILENT, WRITES], [SILENT, DONE]], 1),
+        ([[WAITS], [WAITS]], 0),
+    ],
+)
+def test_a_recording_ends_when_each_rank_has_made_its_dry_run_or_none_writes_any_more(
+    tmp_path, monkeypatch, looks, num_left
+):
+    workload = Recorded(looks, tmp_path / "raw")
+    monkeypatch.setattr(predict, "Workload", lambda *of: workload)
+    monkeypatch.setattr(predict, "complete", lambda *of: None)
+    a = Variant("A", (sys.executable, "train.py"))
+    record(a, AbOptions(a.command), tmp_path)
+    assert (len(list(workload.looks)), len(workload.ends)) == (num_left, 1)
+
+
+def test_a_recording_ends_after_five_minutes(tmp_path, monkeypatch):
+    now_s = itertools.count(0, 100)
+    clock = SimpleNamespace(monotonic=lambda: next(now_s), time=time.time, time_ns=time.time_ns)
+    monkeypatch.setattr(predict, "time", clock)
+    workload = Recorded([[WRITES]] * 9, tmp_path / "raw")
+    monkeypatch.setattr(predict, "Workload", lambda *of: workload)
+    monkeypatch.setattr(predict, "complete", lambda *of: None)
+    a = Variant("A", (sys.executable, "train.py"))
+    record(a, AbOptions(a.command), tmp_path)
+    assert len(list(workload.looks)) == 9 - 3
