@@ -47,3 +47,16 @@ def test_work_that_is_only_known_from_below_makes_the_shares_lower_bounds():
 def test_a_complex_product_counts_at_the_peak_of_its_parts():
     product = {**GEMM, "dtype": "complex64"}
     assert shares(product)[0] == pytest.approx(20e6 / (10e12 * 500e-9))
+
+
+def test_what_is_unknown_of_a_kernel_adds_its_time_and_nothing_else():
+    unknown = {"start_ns": 500, "duration_ns": 500}
+    without_flops, without_bytes = ({**GEMM, name: None} for name in ("flops", "bytes"))
+    assert shares(GEMM, unknown) == pytest.approx((0.2, 0.1, 0.2, 1.0))
+    # Of a type without a peak the FLOPs count no more than those of no type.
+    for other in ({"dtype": "int64"}, {"dtype": None}):
+        assert shares(GEMM, {**GEMM, **unknown, **other}) == pytest.approx((0.2, 0.2, 0.4, 1.0))
+        assert shares({**GEMM, **other})[0] is None
+    assert shares(without_flops)[:2] == (None, pytest.approx(0.2))
+    assert shares(without_bytes)[:2] == (pytest.approx(0.4), None)
+    assert shares({**GEMM, "limit_ns": None})[2] is None

@@ -1,5 +1,7 @@
 """Verdicts: met and missed are proven, everything else says so."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -130,6 +132,41 @@ def test_a_lag_that_is_much_of_a_tight_limit_is_told():
 def test_a_closed_loop_carries_its_caveat():
     run = service(*(answer(50, sent_ms=i, scheduled_ns=None) for i in range(9)), load=CLOSED)
     assert "closed_loop" in doubts_of("ttft_p50<=100ms", run)
+
+
+FAST = run_of([50] * 50)
+UNTOLD = [
+    answer(50, sent_ms=20 * i, gaps_ms=(5,), num_chunks=9, has_every_chunk=False, tokens=[1, 9])
+    for i in range(50)
+]
+
+
+@pytest.mark.parametrize(
+    ("doubt", "text", "runs", "others"),
+    [
+        ("one_run", "ttft_p50<=100ms", [FAST], [FAST, FAST]),
+        ("unknown_load", "ttft_p50<=100ms", [replace(FAST, load=Load("unknown", ""))], [FAST]),
+        ("limited_load", "ttft_p50<=1s", [replace(FAST, load=Load("open", "", "few"))], [FAST]),
+        ("no_schedule", "ttft_p50<=1s", [run_of([50] * 50, scheduled_ns=None)], [FAST]),
+        # Of an answer's 9 tokens the 5th came within 5 ms: more than 1 % of a limit below 500 ms.
+        ("wide_ranges", "ttf5_p50<=490ms", [service(*UNTOLD)], [FAST]),
+        ("wide_ranges", "ttf5_p50<=490ms", [FAST, service(*UNTOLD)], [FAST]),
+        ("late_client", "ttft_p50<=1s", [run_of([50] * 50, late_ms=1.01)], [FAST]),
+        ("late_client", "ttft_p50<=50ms", [run_of([9] * 50, late_ms=0.51)], [FAST]),
+    ],
+)
+def test_a_doubt_is_told_of_what_it_is_about_alone(doubt, text, runs, others):
+    assert doubt in doubts_of(text, *runs)
+    assert doubt not in doubts_of(text, *others)
+
+
+def test_a_doubt_has_limits():
+    assert "wide_ranges" not in doubts_of("ttf5_p50<=510ms", service(*UNTOLD))
+    assert "wide_ranges" not in doubts_of("ttft_p50<=100ms", service(*UNTOLD))
+    assert "late_client" not in doubts_of("ttft_p50<=1s", run_of([50] * 50, late_ms=1))
+    assert "late_client" not in doubts_of("ttft_p50<=50ms", run_of([9] * 50, late_ms=0.5))
+    closed = service(*(answer(50, sent_ms=i, scheduled_ns=None) for i in range(9)), load=CLOSED)
+    assert "no_schedule" not in doubts_of("ttft_p50<=100ms", closed)
 
 
 def test_attainment_counts_every_request_that_was_sent():

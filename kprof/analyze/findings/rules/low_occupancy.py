@@ -30,14 +30,16 @@ def check(trace: Trace) -> list[Finding]:
     """Find long kernels that launch fewer blocks than half of the SMs; collectives are meant so."""
     kernels = trace.kernels
     gpu = trace.gpus[0] if trace.gpus else None
-    num_sms = (gpu and gpu.num_sms) or (trace.meta.device and trace.meta.device.num_sms) or 0
+    num_sms = (gpu and gpu.num_sms) or (trace.meta.device and trace.meta.device.num_sms)
+    if not num_sms:
+        return []
     blocks = _blocks(trace)
     took = durations(trace)
     few = (blocks > 0) & (blocks < FEW * num_sms) & (took >= LEAST_NS)
     few &= ~is_one_of(kernels["kind"], "collective") & ~_is_overlapped(trace)
     rows = np.flatnonzero(few)
     share = share_of_device(trace, rows)
-    if not num_sms or share < LEAST_SHARE:
+    if share < LEAST_SHARE:
         return []
     spent = total_ns(trace, rows)
     used = float((blocks[rows] * took[rows]).sum() / max(spent, 1) / num_sms)
