@@ -4,6 +4,7 @@ import json
 import re
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -86,35 +87,30 @@ def test_each_alternating_process_is_timed_over_five_windows(script, monkeypatch
     assert timed == [5] * 14
 
 
-def test_alternating_processes_are_judged_by_the_clock_of_a_step(script, monkeypatch, capsys):
-    judged = []
-    stand_in(monkeypatch, b=0.9)
-    monkeypatch.setattr("kprof.ab.processes.measure_host_resolution_ns", lambda: 500.0)
-    monkeypatch.setattr(
-        "kprof.ab.processes.judge",
-        lambda *args, **more: judged.append(more["resolution_ns"]) or judge(*args, **more),
-    )
-    kprof("ab", "--env", "X=1", "--pairs", "6", "--json", script)
-    # Windows of ten steps.
-    assert judged == [50.0]
-
-
-def test_the_window_of_the_fewest_steps_tells_how_fine_a_step_is_timed(script, monkeypatch):
+@pytest.mark.parametrize(
+    ("protocol", "words"),
+    [("processes", ("--env", "X=1")), ("in_process", ("--patch", "patch.py:f"))],
+)
+def test_the_window_of_the_fewest_steps_tells_how_fine_a_step_is_timed(
+    script, monkeypatch, protocol, words
+):
     workload, judged = Workload(b=0.9), []
 
-    def run_trial(*rest, **more):
+    def run_trial(num_steps, *rest, **more):
         trial = workload(*rest, **more)
         short, *others = trial.windows
-        return replace(trial, windows=(replace(short, num_steps=4), *others))
+        return replace(trial, windows=(replace(short, num_steps=num_steps), *others))
 
-    monkeypatch.setattr("kprof.ab.processes.run_trial", run_trial)
-    monkeypatch.setattr("kprof.ab.processes.measure_host_resolution_ns", lambda: 500.0)
-    monkeypatch.setattr(
-        "kprof.ab.processes.judge",
-        lambda *args, **more: judged.append(more["resolution_ns"]) or judge(*args, **more),
-    )
-    kprof("ab", "--env", "X=1", "--pairs", "6", "--json", script)
-    assert judged == [125.0]
+    def noted(*args, **more):
+        judged.append(more["resolution_ns"])
+        return judge(*args, **more)
+
+    monkeypatch.setattr(f"kprof.ab.{protocol}.measure_host_resolution_ns", lambda: 500.0)
+    monkeypatch.setattr(f"kprof.ab.{protocol}.judge", noted)
+    for num_steps in (10, 4):
+        monkeypatch.setattr(f"kprof.ab.{protocol}.run_trial", partial(run_trial, num_steps))
+        kprof("ab", *words, "--pairs", "6", "--json", "--force", script)
+    assert judged == [50.0, 125.0]
 
 
 def processes_of(change, monkeypatch):

@@ -1,6 +1,7 @@
 """What a comparison's folder keeps, and what reports and engagements show of it."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from kprof.ab import calibrate, compare, processes
 from kprof.ab.calibrate import Machine
 from kprof.analyze.calibration.simulate import simulate
+from kprof.kernels.correctness.levels import Level
 from tests.ab.ab_runs import kept, script_in, stand_in, trial_of, window_of
 from tests.commands.test_cli import kprof
 from tests.quantities import quantities_in
@@ -25,6 +27,35 @@ def test_the_folder_keeps_what_is_printed_as_json(script, monkeypatch, capsys):
     kprof("ab", "--patch", "patch.py:f", *words, "--json", script)
     assert json.loads(capsys.readouterr().out) == kept(script)
     assert kept(script).keys() >= {"calibration", "costs", "targets", "per_token", "schema"}
+
+
+def test_the_page_has_a_section_of_whatever_was_asked_for(script, monkeypatch, capsys):
+    stand_in(monkeypatch, b=0.9)
+    judged = Level("L6", "passed", "")
+    monkeypatch.setattr("kprof.ab.training.trained_alike", lambda *of: judged)
+    swap, cost, target = ("--swap", "rmsnorm"), ("--price", "2,3,4"), ("--target", "step_p50<=60ms")
+    pages = {}
+    for words in (swap, (*swap, *cost), (*swap, *target), (*swap, "--losses", "32")):
+        assert kprof("ab", *words, "--force", "--pairs", "40", script) == 0
+        pages[words] = titles_of("train-ab.kprof/report.html")
+    plain, priced, kept_target, trained = pages.values()
+    assert plain
+    assert [one for one in kept_target if one not in plain] == ["Targets"]
+    assert [one.split(",")[0] for one in priced if one not in plain] == ["Cost"]
+    (of_training,) = (one for one in trained if one not in plain)
+    assert (
+        kprof("ab", *swap, *cost, *target, "--losses", "32", "--force", "--pairs", "40", script)
+        == 0
+    )
+    told = [
+        one.split(",")[0] for one in titles_of("train-ab.kprof/report.html") if one not in plain
+    ]
+    assert told == ["Targets", of_training, "Cost"]
+
+
+def titles_of(page):
+    """Return the titles of the sections of a page, in order."""
+    return re.findall(r"<h2[^>]*>(?:<[^>]*>)*([^<]*)", Path(page).read_text())
 
 
 def test_what_was_typed_stands_in_the_facts(script, monkeypatch):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kprof.ab.functions import difference_of, holds_nan
+from kprof.ab.functions import difference_of, holds_nan, poison_free_memory
 
 
 def test_the_difference_is_relative_to_the_norm_of_the_first():
@@ -71,3 +71,23 @@ def test_complex_numbers_differ_in_both_parts():
 def test_numbers_of_16_bits_are_compared_in_double_precision():
     a = torch.full((70_000,), 1.0, dtype=torch.float16)
     assert difference_of(a, a * 2) == 1.0
+
+
+def test_nan_is_left_where_the_next_outputs_on_a_gpu_will_lie(monkeypatch):
+
+    empty_like, freed = torch.empty_like, []
+
+    class OnGpu(torch.Tensor):
+        is_cuda = True
+
+    def noted(leaf):
+        freed.append(empty_like(leaf.as_subclass(torch.Tensor)).zero_())
+        return freed[-1]
+
+    monkeypatch.setattr(torch, "empty_like", noted)
+    numbers, whole = torch.ones(2, 3).as_subclass(OnGpu), torch.ones(4).long().as_subclass(OnGpu)
+    poison_free_memory([torch.ones(5), np.ones(5), 1.0, None, {"a": (numbers, whole)}])
+    assert [(tuple(one.shape), bool(one.isnan().all())) for one in freed] == [
+        ((2, 3), True),
+        ((4,), False),
+    ]

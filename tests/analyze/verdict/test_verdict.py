@@ -1,15 +1,20 @@
 """What is claimed about pairs: faster, slower, the same, or nothing yet."""
 
+import math
 from dataclasses import replace
 from itertools import product
+from statistics import NormalDist
 
 import numpy as np
 import pytest
 from scipy.stats import beta
 
 from kprof.analyze.verdict import judge
+from kprof.analyze.verdict.judge import pairs_needed
 from kprof.analyze.verdict.mean import chance_of_more, look_at_mean
+from kprof.analyze.verdict.ranks import interval, walsh_averages
 from kprof.analyze.verdict.rule import levels_of, look_once
+from kprof.comparison import Metric, Plan
 from tests.analyze.verdict.verdict_pairs import (
     MEMORY,
     RATE,
@@ -189,3 +194,39 @@ def test_what_is_proven_of_the_mean_one_way_is_proven_the_other_way_with_a_and_b
     for name in ("estimate", "low", "high", "is_no_more", "is_no_less"):
         np.testing.assert_allclose(getattr(look, name), getattr(other, name), rtol=1e-9)
     assert 0 < look.is_no_less.sum() < 61
+
+
+def forecast(estimate, spread, num_pairs, effect, error):
+    """Return how many more pairs an answer takes, by normal quantiles: 80 % of plans have it then.
+
+    Either the interval leaves out no difference, or it fits within what does not matter.
+    """
+    room, answers = math.log1p(effect) - estimate, []
+    apart, alike = NormalDist().inv_cdf(1 - error / 2), NormalDist().inv_cdf(1 - error)
+    if estimate > 0:
+        answers.append((apart + 0.84162) * spread / estimate)
+    if room > 0:
+        is_near_none = estimate < math.log1p(effect) / 4
+        answers.append((alike + (1.28155 if is_near_none else 0.84162)) * spread / room)
+    least = min(answer**2 for answer in answers)
+    return None if least > 100 * num_pairs else max(1, math.ceil(least) - num_pairs)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("spread", [0.004, 0.03, 0.06, 0.5])
+@pytest.mark.parametrize("estimate", [0.0, 0.002, 0.003, 0.006, 0.0098, 0.012, 0.04])
+def test_the_pairs_that_are_needed_are_those_of_the_answer_that_comes_first(estimate, spread, sign):
+    num_pairs, effect = 40, 0.01
+    normal = [NormalDist().inv_cdf((i + 0.5) / num_pairs) for i in range(num_pairs)]
+    values = sign * (estimate + spread * np.array(normal))
+    levels = levels_of(Plan((Metric("step", "ns"),), smallest_effect=effect, max_pairs=num_pairs))
+    low, high = interval(walsh_averages(values), num_pairs, levels.fixed)
+    seen = (high - low) / 2 / NormalDist().inv_cdf(1 - levels.fixed / 2) * math.sqrt(num_pairs)
+    expected = forecast(estimate, seen, num_pairs, effect, levels.fixed)
+    assert pairs_needed(values, levels) == expected
+
+
+def test_equal_pairs_tell_nothing_of_how_many_are_needed():
+    levels = levels_of(Plan((Metric("step", "ns"),), max_pairs=40))
+    assert pairs_needed(np.full(40, 0.005), levels) is None
+    assert pairs_needed(np.array([0.0, 0.01, 0.02]), levels) is None
