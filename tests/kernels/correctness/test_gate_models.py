@@ -10,6 +10,7 @@ import torch
 
 from kprof.kernels.correctness import Curve, Generation, Model, check
 from kprof.kernels.correctness.model_levels import (
+    NUM_EARLY,
     check_generation,
     check_layers,
     check_logits,
@@ -35,8 +36,8 @@ def tokens_of(seed, rows=40, length=32):
     )
 
 
-def model_with(parts, *, dtype=torch.float32, tokens=None):
-    """Return a model to observe, with these parts as the new ones."""
+def model_with(parts, *, dtype=torch.float32, tokens=None, steps=120):
+    """Return a model to observe, with these parts as the new ones, and to train for some steps."""
     weights = llama.weights(dtype)
     exact = llama.weights(torch.float64)
     for wide, narrow in zip(exact["layers"], weights["layers"], strict=True):
@@ -77,7 +78,7 @@ def model_with(parts, *, dtype=torch.float32, tokens=None):
         logits=logits,
         generate=generate,
         answers=answers,
-        train=lambda arm, seed: trained(part(arm), seed),
+        train=lambda arm, seed: trained(part(arm), seed, steps),
         training_dtype="float32",
     )
 
@@ -126,7 +127,7 @@ def test_honest_parts_train_as_the_replaced_ones_do():
 
 def test_a_gradient_that_is_wrong_shows_in_training():
     parts = replace(SAME, norm=norms.weight_gradient_of_one_row_block, residual=0.9)
-    assert check(levels=("L6",), model=model_with(parts))["L6"].state == "failed"
+    assert check(levels=("L6",), model=model_with(parts, steps=NUM_EARLY))["L6"].state == "failed"
 
 
 # L2
