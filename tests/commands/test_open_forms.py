@@ -206,7 +206,7 @@ def test_any_events_balance_or_are_one_clear_error(tmp_path_factory, events, aro
         assert min(ledger.sum_ns, ledger.idle_ns, ledger.overlapped_ns) >= 0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_any_damage_to_the_bytes_balances_or_is_one_clear_error(tmp_path_factory, data):
     content = bytearray(json.dumps(DOCUMENT).encode())

@@ -1,6 +1,6 @@
 """Host mode: the self time of operators, piece by piece."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kprof.analyze.attribution.attribute import add_attribution, add_host_activity
@@ -37,6 +37,7 @@ def test_every_piece_is_attributed_to_its_operator():
     assert trace.kernels["bucket"].tolist() == ["attributed"]
 
 
+@settings(max_examples=20)
 @given(
     st.lists(
         st.tuples(st.integers(0, 1000), st.integers(0, 300), st.integers(1, 2)),

@@ -1,7 +1,7 @@
 """The ledger must balance to the nanosecond, on every trace."""
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kprof.analyze.attribution.attribute import add_attribution
@@ -51,6 +51,9 @@ HOST_RANGES = st.lists(
     ),
     max_size=40,
 )
+
+# As many as find a wrong bucket, gap or column; each is a trace through several passes.
+few = settings(max_examples=20)
 
 
 def test_the_union_counts_overlapping_time_once():
@@ -128,18 +131,21 @@ def test_gpus_of_one_process_do_not_overlap_each_other():
     assert (ledger.overlapped_ns, ledger.window_ns, ledger.idle_ns) == (0, 200, 0)
 
 
+@few
 @given(ACTIVITIES, HOST_RANGES)
 def test_the_books_balance_whatever_was_recorded(activities, ranges):
     trace = add_attribution(trace_of(*activities, ranges=ranges))
     assert balance(trace).balances
 
 
+@few
 @given(ACTIVITIES, HOST_RANGES)
 def test_the_gaps_before_activities_add_up_to_the_idle_time(activities, ranges):
     trace = add_idle(add_kind(add_attribution(trace_of(*activities, ranges=ranges))))
     assert trace.kernels["gap_before_ns"].sum() == balance(trace).idle_ns
 
 
+@few
 @given(ACTIVITIES)
 def test_passes_leave_measured_columns_as_they_were(activities):
     measured = ["name", "start_ns", "duration_ns", "stream", "correlation"]

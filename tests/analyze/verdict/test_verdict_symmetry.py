@@ -21,7 +21,7 @@ def paired(ratios):
     return [pair_of(1.0 + n / 100, (1.0 + n / 100) * r, n) for n, r in enumerate(ratios)]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(RATIOS, st.sampled_from([0, 10]))
 def test_swapping_a_and_b_mirrors_the_verdict(ratios, more):
     plan = plan_of(max_pairs=len(ratios) + more)
@@ -43,7 +43,7 @@ def test_swapping_a_and_b_mirrors_the_verdict(ratios, more):
         assert mirrored.interval is None
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(RATIOS, st.sampled_from([2.0**-20, 0.5, 1024.0]))
 def test_the_unit_of_the_values_changes_nothing(ratios, factor):
     plan, pairs = plan_of(max_pairs=len(ratios)), paired(ratios)
@@ -54,7 +54,7 @@ def test_the_unit_of_the_values_changes_nothing(ratios, factor):
     assert other.interval.low == pytest.approx(claim.interval.low, rel=1e-12)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(RATIOS, st.randoms(use_true_random=False))
 def test_with_all_pairs_in_their_order_changes_nothing(ratios, random):
     plan, pairs = plan_of(max_pairs=len(ratios)), paired(ratios)
@@ -62,7 +62,7 @@ def test_with_all_pairs_in_their_order_changes_nothing(ratios, random):
     assert judge(plan, shuffled) == judge(plan, pairs)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(RATIOS, st.sampled_from([0, 15]))
 def test_a_verdict_never_contradicts_the_interval_beside_it(ratios, more):
     (claim,) = judge(plan_of(max_pairs=len(ratios) + more), paired(ratios))

@@ -291,7 +291,7 @@ programs = some.lists(
 ).map(lambda program: [kernel("mm", 10_000), *program])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(programs, some.sampled_from([1.0, 2.0, 10.0]))
 def test_a_faster_kernel_changes_a_step_as_the_machine_itself_would(program, factor):
     found = ask(program, Change(FASTER, MM, factor))
@@ -300,7 +300,7 @@ def test_a_faster_kernel_changes_a_step_as_the_machine_itself_would(program, fac
     assert found.predicted_step_ns == step_ns(faster(program, "mm", factor))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(programs, some.integers(20, 30))
 def test_faster_is_never_slower(program, stream):
     beside = [kernel("norm", 70_000, stream=stream), *program, kernel("mm", 9_000, after=stream)]
