@@ -32,7 +32,7 @@ def in_children(tmp_path_factory, monkeypatch):
     return (folder / "sitecustomize.py").write_text
 
 
-@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("number", [1, 2])
 def test_any_number_of_processes_reads_the_same_in_the_order_of_the_files(ranks, number):
     sources = sources_of([ranks])
     alone = [read_rank(source) for source in sources]
@@ -95,9 +95,8 @@ def test_processes_that_cannot_start_cost_no_rank(ranks, in_children):
     assert [int(trace.kernels["rank"].iloc[0]) for trace in outcomes] == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("order", [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [2, 0, 4, 1, 3]])
-def test_the_order_in_which_ranks_are_named_does_not_change_the_summary(ranks, order):
+def test_the_order_in_which_ranks_are_named_does_not_change_the_summary(ranks):
     (ranks / "rank3.json").write_bytes(b"")
     usual = open_unwritten([ranks / f"rank{rank}.json" for rank in range(5)])
-    named = open_unwritten([ranks / f"rank{rank}.json" for rank in order])
+    named = open_unwritten([ranks / f"rank{rank}.json" for rank in (2, 0, 4, 1, 3)])
     assert named.json == usual.json

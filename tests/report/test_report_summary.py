@@ -99,6 +99,12 @@ def in_one_line(text) -> str:
     return " ".join(text.split())
 
 
+@cache
+def screen_of(name):
+    """Return the first screen of a trace in one line; several tests ask for the same."""
+    return in_one_line(first_screen(trace_named(name)))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_time_of_a_summary_adds_up_to_the_steps_of_the_ledger(name):
     trace = trace_named(name)
@@ -205,7 +211,7 @@ def test_the_best_change_is_known(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_first_screen_of_a_terminal_holds_everything(name):
     trace = trace_named(name)
-    found, screen = summarize(trace), in_one_line(first_screen(trace))
+    found, screen = summarize(trace), screen_of(name)
     expected = [in_one_line(part.text) for part in render(trace).parts if hasattr(part, "text")]
     assert [text for text in expected if text not in screen] == []
     for one in found.changes:
@@ -238,7 +244,7 @@ def test_a_summary_without_a_diagnosis_proposes_nothing():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_large_cost_without_a_known_saving_is_told_before_the_changes(name):
     trace = trace_named(name)
-    found, screen = summarize(trace), in_one_line(first_screen(trace))
+    found, screen = summarize(trace), screen_of(name)
     findings = (trace.diagnosis or Diagnosis()).findings
     proposed = [one.claim for one in found.changes]
     first = [one for one in findings[:1] if one.claim not in proposed]
