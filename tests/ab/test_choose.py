@@ -327,7 +327,7 @@ def test_where_steps_are_long_the_joint_swap_is_chosen_before_any_kernel_is_judg
 
 def test_kernels_that_are_neutral_together_are_not_chosen(monkeypatch, tmp_path):
     with pytest.raises(KprofError):
-        chosen(monkeypatch, tmp_path, Process({"rope=kprof": 1.0, "adamw=kprof": 1.0}), budget_s=3)
+        chosen(monkeypatch, tmp_path, Process({"rope=kprof": 1.0, "adamw=kprof": 1.0}), budget_s=1)
 
 
 def test_a_provider_stands_in_for_one_of_the_joint_swap_that_the_gate_is_against(
