@@ -80,7 +80,9 @@ class Course:
         away = self.differences - shift
         # Where nothing is known of the spread, a sign alone is worth the most that any is.
         size = np.sign(away) * CLIP
-        np.divide(away, self.scale, out=size, where=self.scale > 0)
+        # Beside a spread near 0 a difference may be beyond all numbers, and is clipped as well.
+        with np.errstate(over="ignore"):
+            np.divide(away, self.scale, out=size, where=self.scale > 0)
         clipped = np.clip(size, -CLIP, CLIP)
         gains = [np.log(2) - np.logaddexp(0.0, -2 * bet * clipped) for bet in self.stakes]
         capitals = [np.cumsum(gain, axis=-1) for gain in gains]

@@ -4,7 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kprof.analyze.verdict.sequence import (
@@ -69,6 +69,7 @@ def test_a_scale_is_the_same_for_either_sign_and_about_any_middle():
 
 @settings(max_examples=50)
 @given(DIFFERENCES, st.floats(-0.1, 0.1), st.floats(-0.1, 0.1))
+@example([0.0, 0.0, 0.0625, 0.0625, 5e-324, 0.0625, 0.0, 0.0, 0.0, 0.0], 0.0, 0.0)
 def test_evidence_never_rises_with_the_shift_it_speaks_against(differences, one, other):
     course = course_of(differences)
     low, high = sorted([one, other])
