@@ -153,10 +153,14 @@ def _unexplained(trace: Trace, found: list[Finding]) -> Trace:
 def rank_findings(findings: list[Finding], pricer: Pricer) -> list[Finding]:
     """Price each finding alone; leave out what would save next to nothing, also with the others.
 
-    While the host limits the step, faster kernels save nothing; they do once it is fixed.
+    While the host limits the step, faster kernels save nothing; they do once it is fixed. No
+    finding saves more than its cause holds: where that is next to nothing, nothing is replayed.
     """
+    least_ns = LEAST_SAVING * pricer.step_ns
     priced = [
-        replace(one, saving=pricer.price([one]), cause_ns=pricer.cause_ns(one)) for one in findings
+        replace(one, saving=pricer.price([one]), cause_ns=pricer.cause_ns(one))
+        for one in findings
+        if pricer.may_save(least_ns, one)
     ]
     worth = [one for one in priced if saves_alone(one)]
     before = pricer.price(worth) if worth else None

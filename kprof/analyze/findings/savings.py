@@ -175,6 +175,12 @@ class Pricer:
         )
         return Saving(self.step_ns, round(low), round(high), basis)
 
+    def may_save(self, least_ns: float, finding: Finding) -> bool:
+        """Tell whether the fix may save so much, alone or with others: its cause has that time."""
+        if finding.fix == Fix() or finding.fix.waited_ns or self._is_once(finding):
+            return True
+        return self._most_ns(_Fixes([finding], self.trace)) >= least_ns
+
     def _is_once(self, finding: Finding) -> bool:
         """Tell whether a finding is about nothing but what may be start-up."""
         rows, fix = finding.idle_rows, finding.fix

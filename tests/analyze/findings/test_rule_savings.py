@@ -129,6 +129,14 @@ def test_what_saves_next_to_nothing_is_left_out():
     assert rank_findings([tiny], find_pricer(record(BUSY))) == []
 
 
+def test_no_fix_adds_more_to_others_than_it_may_save():
+    pricer = find_pricer(record(BUSY))
+    large = about([1], best_ns=20_000, modest_ns=20_000)
+    small = about([0], best_ns=99_000, modest_ns=99_000)
+    assert [pricer.may_save(least_ns, small) for least_ns in (1_000, 1_001)] == [True, False]
+    assert pricer.price([large, small]).high_ns - pricer.price([large]).high_ns == 1_000
+
+
 def test_faster_kernels_are_kept_where_they_save_once_the_host_no_longer_limits():
     trace = analyze(Machine().run([kernel("mm", 4_000, host_ns=50_000) for _ in range(10)]))
     pricer = find_pricer(trace)
