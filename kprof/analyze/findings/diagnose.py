@@ -67,7 +67,7 @@ def diagnose(trace: Trace, baseline: Baseline | None = None) -> Diagnosis:
         )
         for one in (*find_unexplained(seen, ranked), *find_work_once(trace))
     ]
-    told = [*largest, *ranked]
+    told = _merged(largest, ranked)
     all_saved = together(pricer, told)
     return Diagnosis(
         tuple(_with_telling_rows(one, trace) for one in told),
@@ -79,6 +79,24 @@ def diagnose(trace: Trace, baseline: Baseline | None = None) -> Diagnosis:
         whole_of(trace),
         whole_ns(trace),
     )
+
+
+def _merged(lines: list[Finding], ranked: list[Finding]) -> list[Finding]:
+    """Put lines without a fix before findings, but after those of unknown saving that cost more."""
+    told = list(ranked)
+    for line in reversed(lines):
+        costs = line.cause_ns
+        larger = [
+            place
+            for place, one in enumerate(told)
+            if one.saving is not None
+            and one.saving.middle_ns is None
+            and one.rule != line.rule
+            and costs is not None
+            and (one.cause_ns or 0) > costs
+        ]
+        told.insert(larger[-1] + 1 if larger else 0, line)
+    return told
 
 
 def _within_ceilings(finding: Finding, trace: Trace) -> Finding:

@@ -21,6 +21,7 @@ from tests.analyze.findings.rule_faults import (
     decoding,
     joined,
     loss_of,
+    migrating,
     planted,
     tiny,
     trained,
@@ -87,6 +88,9 @@ CASES: dict[str, Case] = {
     # No allocator that keeps memory of the GPU pins any.
     "repeated_allocations": of_planted(
         "pins_memory_every_step", lambda: planted("allocates_every_step", is_faulty=True)
+    ),
+    "unified_memory": Case(
+        lambda: migrating(40), lambda: migrating(2), lambda: migrating(40, name="HtoD")
     ),
     "exposed_collectives": Case(
         lambda: communicating(beside=0),

@@ -26,6 +26,7 @@ from tests.analyze.findings.rule_traces import (
 )
 from tests.planted.machine import Machine
 from tests.planted.workloads import PLANTED, forward, train
+from tests.traces import analyzed_trace_of
 
 Build = Callable[[], Trace]
 
@@ -231,3 +232,19 @@ def compiling(*names) -> Trace:
     return trace_of_work(
         rest(), {**rest(10 * US), "start_ns": 700 * US}, ranges=ranges, idle=[piece]
     )
+
+
+def migrating(number: int, name="UVM DtoH", kernel_ns=400 * US) -> Trace:
+    """Return a recording in which so many pages move between the work of the host."""
+    moved = {"activity": "memcpy", "copied_bytes": 65_536, "duration_ns": 6 * US}
+    pages = [
+        moved | {"name": f"Memcpy {name} (Managed -> Managed)", "start_ns": at * 100 * US}
+        for at in range(number)
+    ]
+    kernel = {"start_ns": number * 100 * US, "duration_ns": kernel_ns, "name": "add"}
+    idle = [
+        {"cause": None, "start_ns": (at - 1) * 100 * US + 6 * US, "duration_ns": 94 * US}
+        | {"kernel_row": at}
+        for at in range(1, number)
+    ]
+    return analyzed_trace_of(*pages, kernel, idle=idle)

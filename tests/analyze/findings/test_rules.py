@@ -24,6 +24,7 @@ from tests.analyze.findings.rule_faults import (
     explained,
     joined,
     loss_of,
+    migrating,
     updated,
 )
 from tests.analyze.findings.rule_traces import (
@@ -571,3 +572,12 @@ def test_a_change_of_torch_is_proposed_for_a_program_that_uses_it(
     assert rule in commands
     assert len({"repeated_allocations", "memory_fragmentation"} & set(commands)) == 1
     assert [bool(commands[name]) for name in (rule, "launch_bound_host")] == [proves, proves]
+
+
+def test_a_known_cause_comes_before_a_smaller_cost_that_no_rule_explains():
+    rules = {
+        ns: [one.rule for one in diagnose(migrating(40, kernel_ns=ns)).findings]
+        for ns in (2 * MS, 20 * MS)
+    }
+    assert rules[2 * MS] == ["unified_memory", "unexplained_time"]
+    assert rules[20 * MS][0] == "unexplained_time"
