@@ -67,6 +67,19 @@ def is_of_torch(trace: Trace) -> bool:
     return bool(matches(trace.kernels["name"], OF_TORCH).any())
 
 
+def sizes_of(column: pd.Series[Any]) -> Int64s:
+    """Return how many blocks grids have, or threads blocks; 0 where that was not recorded."""
+    sizes = [_size(str(text)) for text in column.cat.categories]
+    return np.asarray(np.array([*sizes, 0], dtype=np.int64)[column.cat.codes.to_numpy()])
+
+
+def _size(dimensions: str) -> int:
+    parts = dimensions.strip("[]() ").split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        return 0
+    return int(np.prod([min(int(part), 2**31) for part in parts], dtype=np.int64))
+
+
 def durations(trace: Trace) -> Int64s:
     """Return how long each activity took."""
     return trace.kernels["duration_ns"].to_numpy(np.int64)

@@ -17,9 +17,10 @@ import numpy as np
 
 from kprof.analyze.attribution.steps import whole_ns
 from kprof.analyze.findings.patterns import MODEST
+from kprof.analyze.findings.queries import matches
 from kprof.analyze.findings.recoverable import perhaps_once
 from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
-from kprof.analyze.idle.causes import PAGEABLE_COPY, SYNCHRONIZATION
+from kprof.analyze.idle.causes import MIGRATION, PAGEABLE_COPY, SYNCHRONIZATION
 from kprof.analyze.whatif.baseline import Baseline, find_baseline
 from kprof.analyze.whatif.cause_time import NO_ROWS, CauseTime
 from kprof.analyze.whatif.changes import (
@@ -164,6 +165,9 @@ class Pricer:
         # Where the replay gains more than its cause holds, it is no surer than its error.
         low = max(min(least, most_ns) - missed, 0)
         high = min(most + missed, most_ns)
+        if self._has_migrations(known):
+            # They end with the kernel whose faults they serve, which a replay cannot tell.
+            high = most_ns
         if len(known) == 1 and (_stalls(known) or known[0].rule == UNEXPLAINED):
             return Saving(self.step_ns, 0, round(high), STALLED)
         basis = (
@@ -180,6 +184,18 @@ class Pricer:
         if finding.fix == Fix() or finding.fix.waited_ns or self._is_once(finding):
             return True
         return self._most_ns(_Fixes([finding], self.trace)) >= least_ns
+
+    def _has_migrations(self, findings: Sequence[Finding]) -> bool:
+        """Tell whether pages of unified memory moved while a changed activity ran."""
+        moves = np.flatnonzero(matches(self.trace.kernels["name"], MIGRATION))
+        if not len(moves):
+            return False
+        start = self.trace.kernels["start_ns"].to_numpy(np.int64)
+        changed = _joined(one.rows for one in findings if one.fix.best_ns is not None)
+        begin = np.sort(start[moves])
+        first = np.searchsorted(begin, start[changed])
+        after = np.searchsorted(begin, start[changed] + self._took()[changed])
+        return bool((after > first).any())
 
     def _is_once(self, finding: Finding) -> bool:
         """Tell whether a finding is about nothing but what may be start-up."""

@@ -65,6 +65,8 @@ PINNING_CALL = (
 # them. (Copies the other way are how the host fetches a result, and count as synchronization.)
 PAGEABLE_UPLOAD = r"HtoD \(Pageable"
 PAGEABLE_DOWNLOAD = r"DtoH \(.*Pageable\)"
+# Pages of unified memory, which the driver moves as one side touches them; nothing launches that.
+MIGRATION = r"^Memcpy UVM (?:HtoD|DtoH)"
 # Operators in which the host itself waits for the other ranks.
 BLOCKING_COLLECTIVE = r"barrier"
 LOADING_RANGE = r"^enumerate\(Data(?:Loader|Pipe)\)#"

@@ -224,6 +224,11 @@ CASES: dict[str, Case] = {
     "power_cap": Case(
         lambda: clocked(0x4), lambda: clocked(0x0), lambda: clocked(0x4, clock_mhz=1960.0)
     ),
+    "small_blocks": Case(
+        lambda: trace_of_work(rest(), ran("Fan2", 100 * US, block="4,4,1", grid="9999,1,1")),
+        lambda: trace_of_work(rest(), ran("Fan2", 100 * US, block="16,16,1", grid="999,1,1")),
+        lambda: trace_of_work(rest(), ran("Fan2", 100 * US, block="32,1,1", grid="9999,1,1")),
+    ),
     "low_occupancy": Case(
         lambda: trace_of_work(rest(), ran("aten::cumsum", 100 * US, "reduction", grid="4,1,1")),
         lambda: trace_of_work(rest(), ran("aten::cumsum", 20 * US, "reduction", grid="528,1,1")),

@@ -581,3 +581,16 @@ def test_a_known_cause_comes_before_a_smaller_cost_that_no_rule_explains():
     }
     assert rules[2 * MS] == ["unified_memory", "unexplained_time"]
     assert rules[20 * MS][0] == "unexplained_time"
+
+
+def test_a_kernel_is_not_as_long_as_the_migrations_that_its_faults_cause():
+    kernel = {"name": "add", "kind": "elementwise", "duration_ns": 20 * MS}
+    faults = [
+        {"name": "Memcpy UVM HtoD (Managed -> Managed)", "activity": "memcpy", "stream": 9}
+        | {"kind": "copy", "start_ns": at * MS + 500 * US, "duration_ns": 20 * US}
+        for at in range(1, 19)
+    ]
+    launched = kernel | {"grid": "1,1,1", "block": "1,1,1", "start_ns": 0}
+    trace = trace_of_work(launched, *faults)
+    found = {one.rule: one.saving for one in diagnose(trace).findings}
+    assert found["low_occupancy"].high_ns > 0.9 * 20 * MS

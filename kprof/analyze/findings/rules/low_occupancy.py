@@ -11,6 +11,7 @@ from kprof.analyze.findings.queries import (
     limits,
     per_step,
     share_of_device,
+    sizes_of,
     total_ns,
     whole_of,
 )
@@ -33,7 +34,7 @@ def check(trace: Trace) -> list[Finding]:
     num_sms = (gpu and gpu.num_sms) or (trace.meta.device and trace.meta.device.num_sms)
     if not num_sms:
         return []
-    blocks = _blocks(trace)
+    blocks = sizes_of(kernels["grid"])
     took = durations(trace)
     few = (blocks > 0) & (blocks < FEW * num_sms) & (took >= LEAST_NS)
     few &= ~is_one_of(kernels["kind"], "collective") & ~_is_overlapped(trace)
@@ -63,29 +64,16 @@ def check(trace: Trace) -> list[Finding]:
     ]
 
 
-def _blocks(trace: Trace) -> np.ndarray:
-    """Return how many blocks each kernel's grid has; 0 where that was not recorded."""
-    column = trace.kernels["grid"].cat
-    numbers = [_product(str(text)) for text in column.categories]
-    return np.asarray(np.array([*numbers, 0], dtype=np.int64)[column.codes.to_numpy()])
-
-
-def _product(grid: str) -> int:
-    parts = grid.strip("[]() ").split(",")
-    if not all(part.strip().isdecimal() for part in parts):
-        return 0
-    return int(np.prod([min(int(part), 2**31) for part in parts], dtype=np.int64))
-
-
 def _is_overlapped(trace: Trace) -> np.ndarray:
-    """Tell which activities began before an earlier one of their device had ended."""
+    """Tell which kernels ran beside another of their device; copies leave it its SMs."""
     kernels = trace.kernels
     start, took = kernels["start_ns"].to_numpy(np.int64), durations(trace)
     device = number_rows(kernels, ["rank", "device"])
     order = np.lexsort([start, device])
     result = np.zeros(len(order), dtype=bool)
+    uses_sms = ~is_one_of(kernels["activity"], "memcpy", "memset")
     for one in np.unique(device):
-        mine = order[device[order] == one]
+        mine = order[(device[order] == one) & uses_sms[order]]
         until = np.maximum.accumulate(start[mine] + took[mine])
         late = np.flatnonzero(start[mine][1:] < until[:-1]) + 1
         result[mine[late]] = result[mine[late - 1]] = True

@@ -14,11 +14,11 @@ from kprof.analyze.findings.queries import (
     total_ns,
     whole_of,
 )
+from kprof.analyze.idle.causes import MIGRATION
 from kprof.analyze.intervals import NOTHING
 from kprof.findings import Finding
 from kprof.trace import Trace
 
-MIGRATION = r"^Memcpy UVM (?:HtoD|DtoH)"
 # One or two are a prefetch, or the first touch of a small buffer.
 LEAST_MIGRATIONS = 10
 LEAST_SHARE = 0.05
