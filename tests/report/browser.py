@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import base64
+import importlib.util
 import json
 import shutil
 import subprocess
 import time
 import urllib.request
 from contextlib import contextmanager
+from pathlib import Path
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 DRIVER = shutil.which("chromedriver")
 IS_AVAILABLE = bool(CHROMIUM and DRIVER)
+AXE = importlib.util.find_spec("axe_playwright_python")
 
 _ARGUMENTS = (
     "--headless",
@@ -106,6 +109,14 @@ class Browser:
                 return False
             time.sleep(0.05)
         return True
+
+    def violations(self):
+        """Return what axe finds in the page, with everything unfolded, that keeps anybody out."""
+        script = Path(AXE.submodule_search_locations[0], "axe.min.js").read_text(encoding="utf-8")
+        self.run("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        self.run(f"{script}; axe.run().then((found) => {{ window.found = found; }})")
+        assert self.wait_until("return Boolean(window.found)")
+        return self.run("return found.violations.map((v) => `${v.id}: ${v.nodes[0].html}`)")
 
     def complaints(self):
         """Return what the page wrote to its console, refusals by its policy among it."""
