@@ -195,7 +195,7 @@ def _limits(trace: Trace, split: pd.DataFrame, total_ns: int) -> tuple[LimitPart
     for name, rows in table.groupby("name", dropna=False, sort=False):
         mostly = _largest(rows, "kind")
         if mostly == OTHER:
-            mostly = _largest(rows[rows["kind"] == OTHER], "activity", least=MOSTLY) or OTHER
+            mostly = _largest(rows[rows["kind"] == OTHER], "activity", least=MOSTLY)
         what = BOUNDLESS.get(name, "bound")
         found.append((what, _known(name), int(rows["time_ns"].sum()), mostly))
     idle = split[split["is_idle"].astype(bool)].groupby("part", dropna=False)["time_ns"].sum()
