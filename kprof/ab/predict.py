@@ -7,9 +7,10 @@ that of `kprof run`. It is kept beside the comparison.
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeAlias
 
@@ -40,9 +41,16 @@ def predictions(a: Variant, options: AbOptions, folder: Path, tell: Tell) -> Pre
         record(a, options, folder)
     except (KprofError, OSError) as error:
         return no_predictions(_why(error))
-    pool = ThreadPoolExecutor(1)
-    analysis = pool.submit(_predictions_of, folder)
-    pool.shutdown(wait=False)
+    analysis: Future[tuple[tuple[Predicted, ...], str]] = Future()
+
+    def analyze() -> None:
+        try:
+            analysis.set_result(_predictions_of(folder))
+        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+            analysis.set_exception(error)
+
+    # Python waits at its end for the threads of a pool, also after Ctrl-C.
+    threading.Thread(target=analyze, daemon=True).start()
     return analysis.result
 
 

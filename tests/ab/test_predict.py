@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -161,3 +162,27 @@ def test_a_recording_ends_after_five_minutes(tmp_path, monkeypatch):
     a = Variant("A", (sys.executable, "train.py"))
     record(a, AbOptions(a.command), tmp_path)
     assert len(list(workload.looks)) == 9 - 3
+
+
+def test_the_end_of_kprof_waits_for_no_analysis(tmp_path, monkeypatch):
+    may_end = threading.Event()
+    monkeypatch.setattr(predict, "record", lambda a, options, folder: None)
+    opened = SimpleNamespace(diagnosis=Diagnosis())
+    monkeypatch.setattr(predict, "open_trace", lambda folder: may_end.wait(60) and opened)
+    before = set(threading.enumerate())
+    result = predictions(Variant("A", ("true",)), AbOptions(("true",)), tmp_path, lambda told: None)
+    started = set(threading.enumerate()) - before
+    may_end.set()
+    assert [one.daemon for one in started] == [True]
+    assert result() == ((), "")
+
+
+def test_a_fault_of_the_analysis_is_raised_where_its_result_is_asked_for(tmp_path, monkeypatch):
+    def fail(folder):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(predict, "record", lambda a, options, folder: None)
+    monkeypatch.setattr(predict, "open_trace", fail)
+    result = predictions(Variant("A", ("true",)), AbOptions(("true",)), tmp_path, lambda told: None)
+    with pytest.raises(ZeroDivisionError):
+        result()
