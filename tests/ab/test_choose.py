@@ -6,6 +6,7 @@ import time
 from dataclasses import asdict, replace
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -33,6 +34,7 @@ from kprof.kernels.swap.swap_report import (
 )
 from kprof.report.swap import section_of_choice
 from tests.ab.ab_runs import trial_of
+from tests.quantities import quantities_in
 
 S = 1_000_000_000
 
@@ -730,3 +732,41 @@ def test_a_kernel_that_the_gate_had_no_time_for_is_not_known_the_second_time(mon
     assert "--budget" in error.value.fix
     monkeypatch.setattr(choose_module, "_judge", lambda *of: next(outcomes))
     assert again(tmp_path).names == ("rope=kprof",)
+
+
+@pytest.mark.parametrize(
+    ("window_s", "silent_s", "hangs"),
+    [(1.0, 110, False), (1.0, 130, True), (10.0, 190, False), (10.0, 210, True)],
+)
+def test_a_candidate_hangs_after_two_minutes_and_after_twenty_windows(
+    tmp_path, window_s, silent_s, hangs
+):
+    log, now_ns = tmp_path / "log", time.time_ns()
+    log.write_text(
+        json.dumps({"event": "enter", "name": "rope=kprof", "time_ns": now_ns - silent_s * 10**9})
+        + "\n"
+    )
+    look = choose_module.Look(log, Search(["rope=kprof"]), 60.0, lambda message: None)
+    longest, short = (
+        replace(window("A", 1, 10**6), start_ns=now_ns, end_ns=now_ns + round(s * 1e9))
+        for s in (window_s, 0.1)
+    )
+    look.is_enough([longest, short])
+    assert bool(look.why_to_end()) == hangs
+
+
+def test_a_choice_ends_when_its_budget_is_spent_and_tells_the_time_every_ten_seconds(
+    tmp_path, monkeypatch
+):
+    now_s, told, enough = [0.0], [], []
+    clock = SimpleNamespace(monotonic=lambda: now_s[0], time=time.time)
+    monkeypatch.setattr(choose_module, "time", clock)
+    log = log_of(tmp_path / "log", ("rope=kprof", 1))
+    look = choose_module.Look(log, Search(["rope=kprof", "adamw=kprof"]), 60.0, told.append)
+    windows = [window("A", n, 10**6) for n in range(3)]
+    for now_s[0] in (100.0, 105.0, 111.0, 120.0, 159.0, 161.0):
+        enough.append(look.is_enough(windows))
+    assert enough == [False] * 5 + [True]
+    # The last window is one of the base.
+    assert not look.is_enough(windows[:2])
+    assert [quantities_in(one)[-2:] for one in told] == [["11", "60 s"], ["59", "60 s"]]

@@ -1,5 +1,6 @@
 """The gate's second level: errors against the truth, of both implementations."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -211,3 +212,21 @@ def test_another_sign_of_zero_is_not_bit_exact():
     ]
     assert [level.state for level in levels] == ["passed", "passed"]
     assert [level.is_bit_exact for level in levels] == [True, False]
+
+
+def test_whole_numbers_are_exact_or_infinitely_wrong():
+    truth = torch.arange(1.0, 101.0, dtype=torch.float64)
+    for wrong, value in ((0, 0.0), (1, math.inf)):
+        pool, whole = Pool(torch.int64), truth.long()
+        pool.add(errors_of(whole + wrong, whole, truth))
+        measure = measure_l2("places", "normal", pool)
+        assert (measure.value, measure.threshold) == (value, 0.0)
+
+
+def test_code_that_is_wrong_at_an_edge_shape_alone_fails():
+    given = DOUBLED.shapes[0]
+    subject = new_is(lambda x: x * 2 if x.shape == given else x * 3, num_values=1, free=(1,))
+    level = check_numerics(few(subject))
+    assert level.state == "failed"
+    wrong = {m.where for m in level.measures if not m.is_met}
+    assert wrong & {"8x1", "8x15", "8x17"}
