@@ -230,3 +230,14 @@ def test_code_that_is_wrong_at_an_edge_shape_alone_fails():
     assert level.state == "failed"
     wrong = {m.where for m in level.measures if not m.is_met}
     assert wrong & {"8x1", "8x15", "8x17"}
+
+
+def test_values_keep_the_number_of_their_row_over_all_cases():
+    pool = Pool(torch.float32)
+    for shape in ((3, 2), (2, 1, 2), (4,), (), (0, 5), (1, 3)):
+        truth = torch.ones(shape, dtype=torch.float64)
+        pool.add(errors_of(truth.float(), truth.float(), truth))
+    numbers = [one.tolist() for one in pool.rows]
+    assert numbers == [[0, 0, 1, 1, 2, 2], [3, 3, 4, 4], [5, 5, 5, 5], [6], [], [7, 7, 7]]
+    assert pool.num_rows == 8
+    assert pool.read().num_compared == 6 + 4 + 4 + 1 + 3
