@@ -25,7 +25,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from math import log
+from math import inf, log
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -146,7 +146,7 @@ class _Outcomes:
 
 
 def _choice_of(tried: _Outcomes) -> Choice:
-    ranked = sorted(tried.of.values(), key=lambda one: (one.ratio or 2.0, one.name))
+    ranked = sorted(tried.of.values(), key=lambda one: (one.ratio or inf, one.name))
     return Choice(tuple(ranked), joint=tried.joint)
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from math import inf
 from pathlib import Path
 from typing import TypeAlias
 
@@ -85,7 +86,7 @@ def predicted_by(diagnosis: Diagnosis) -> list[Predicted]:
             low = 1 - saving.high_ns / saving.step_ns
             high = 1 - (saving.low_ns or 0) / saving.step_ns
         found.append(Predicted(one.swap, low, high))
-    return sorted(found, key=lambda one: 1.0 if one.low is None else one.low)
+    return sorted(found, key=lambda one: inf if one.low is None else one.low)
 
 
 def record(a: Variant, options: AbOptions, folder: Path) -> None:

@@ -241,3 +241,19 @@ def test_values_keep_the_number_of_their_row_over_all_cases():
     assert numbers == [[0, 0, 1, 1, 2, 2], [3, 3, 4, 4], [5, 5, 5, 5], [6], [], [7, 7, 7]]
     assert pool.num_rows == 8
     assert pool.read().num_compared == 6 + 4 + 4 + 1 + 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("share", "is_fault"), [(0.97, True), (0.99, False)])
+def test_next_to_the_largest_number_rounding_may_overflow(dtype, share, is_fault):
+    largest = torch.finfo(dtype).max
+    truth = torch.tensor([[1.0, share * largest, -share * largest]], dtype=torch.float64)
+    replaced = truth.to(dtype)
+    new = torch.tensor([[1.0, math.inf, -math.inf]], dtype=dtype)
+    (beside,) = compare([(new, replaced, truth)])
+    errors = errors_of(new, replaced, truth)
+    assert beside.has_other_kinds == is_fault
+    assert (bool(errors.new.isinf().any()), int(errors.num_compared)) == (
+        is_fault,
+        3 if is_fault else 1,
+    )
