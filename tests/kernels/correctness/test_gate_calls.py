@@ -9,6 +9,7 @@ import torch
 
 from kprof.kernels.correctness import isolation
 from kprof.kernels.correctness.integrity import check_integrity
+from kprof.kernels.correctness.observe import ModesKept
 from tests.kernels.correctness.doubling import DOUBLED, new_is
 
 SMALL = replace(DOUBLED, distributions=("normal",), layouts=("contiguous",), free=())
@@ -266,6 +267,29 @@ def test_a_mode_of_torch_that_is_left_changed_fails_and_is_put_back():
 
     assert "gradient mode" in faults_of(leaves_it_off)[RIGHT]
     assert torch.is_grad_enabled()
+
+
+MODES = {
+    "gradient mode": lambda: torch.set_grad_enabled(False),
+    "default dtype": lambda: torch.set_default_dtype(torch.float64),
+    "autocast": lambda: torch.set_autocast_enabled("cpu", True),
+    "deterministic mode": lambda: torch.use_deterministic_algorithms(True),
+    "precision of GEMMs in float32": lambda: torch.set_float32_matmul_precision("medium"),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_each_mode_of_torch_that_was_changed_is_named_and_put_back(mode):
+    with ModesKept("cpu") as kept:
+        MODES[mode]()
+    with ModesKept("cpu") as unchanged:
+        pass
+    assert [mode in fault for fault in kept.faults] == [True]
+    assert unchanged.faults == []
+    assert (torch.is_grad_enabled(), torch.get_default_dtype()) == (True, torch.float32)
+    assert not torch.is_autocast_enabled("cpu")
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_a_call_that_depends_on_a_call_of_another_shape_fails():
