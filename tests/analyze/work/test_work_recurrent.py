@@ -32,6 +32,27 @@ def test_the_gradients_take_twice_the_products_where_matrices_learn():
     assert (learning.flops, frozen.flops) == (2 * 2 * 180 * 10, 2 * 180 * 10)
 
 
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize(("layers", "projected"), [(1, 0), (3, 0), (1, 3), (2, 3)])
+@pytest.mark.parametrize(("mode", "layer"), [(TANH, "RNN"), (LSTM, "LSTM"), (GRU, "GRU")])
+def test_stacks_move_the_matrices_that_torch_makes_of_them(mode, layer, layers, projected, both):
+    options = {"proj_size": projected} if mode == LSTM else {}
+    projected = options.get("proj_size", 0)
+    module = getattr(torch.nn, layer)(4, 6, layers, bidirectional=both, **options)
+    matrices = sum(p.numel() for p in module.parameters() if p.dim() == 2)
+    results = 10 * (projected or 6) * (2 if both else 1)
+    states = 2 * 6 * (2 if mode == LSTM else 1)
+    given = cudnn(mode, projected=projected, layers=layers, both=both)
+    forward = work_of("aten::_cudnn_rnn", *given)
+    assert forward == Work(20 * matrices, 4 * (40 + matrices + results + 2 * states), "fp32")
+    call = [*given[:6], X, X, STATE, None, *given[6:], None]
+    read, written = matrices + 2 * results + 2 * states, 40 + states
+    for learns in (True, False):
+        work = work_of("aten::_cudnn_rnn_backward", *call, [True, True, False, learns])
+        moved = 4 * (40 + read + written + matrices * learns)
+        assert work == Work(20 * matrices * (1 + learns), moved, "fp32")
+
+
 def test_a_fused_cell_reads_gates_and_state_and_writes_the_state():
     gates, state = tensor("fp32", 2, 18), tensor("fp32", 2, 6)
     work = work_of("aten::_thnn_fused_gru_cell", gates, gates, state)
