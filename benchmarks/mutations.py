@@ -56,7 +56,28 @@ ENDLESS = 5
 ALSO_COUNTED = (
     "the positions that the shortcut leaves out are counted one by one, to the same number"
 )
+ANOTHER_DRAW = "any other seed draws other values, which is all that is asked for"
 EQUIVALENT = {
+    **{
+        f"kprof/kernels/correctness/{function}: +, -: case.seed + {number} "
+        f"-> (case.seed - {number})": ANOTHER_DRAW
+        for function, number in (
+            ("integrity.py _find_remembered", "1"),
+            ("integrity.py _changed_alone", "3"),
+            ("integrity.py _find_tired", "2"),
+            ("isolation.py _find_shared", "i"),
+            ("isolation.py find_kept_memory", "number"),
+            ("isolation.py find_order_faults", "i"),
+            ("isolation.py _find_thread_faults", "i"),
+            ("observe.py _second_gradients", "2"),
+            ("observe.py draw_arriving", "1"),
+        )
+    },
+    "kprof/kernels/correctness/inputs.py __init__: +, -: 1_000_003 * subject.seed + case.seed -> "
+    "(1000003 * subject.seed - case.seed)": ANOTHER_DRAW,
+    "kprof/analyze/whatif/across_ranks.py _at_roofline: constant: 1.0 -> (2.0)": (
+        "of a sum of nanoseconds, it is 0 or far above"
+    ),
     "kprof/analyze/work/convolution.py touched_extent: and, or: dilation <= num_out or kernel == 1 "
     "-> (dilation <= num_out and kernel == 1)": ALSO_COUNTED,
     "kprof/analyze/work/convolution.py touched_extent: and, or: (stride == 1 and has_no_holes) or "
