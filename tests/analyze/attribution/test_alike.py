@@ -1,9 +1,13 @@
 """Launches of the same kernel over the same grid share their work."""
 
+import itertools
+import random
+
 import numpy as np
+import pytest
 
 from kprof.analyze.attribution.call_tree import NO_ROW
-from kprof.analyze.roofline.launch_work import find_alike
+from kprof.analyze.roofline.launch_work import SAME_TIME, SAME_TIME_NS, SAME_WORK, find_alike
 from tests.traces import table_of
 
 
@@ -54,3 +58,35 @@ def test_a_launch_without_a_grid_is_not_alike():
 def test_a_collective_is_not_alike_because_it_waits_for_others():
     known = ("k", "8,1,1", 100, 64)
     assert like(known, ("k", "8,1,1", 100, None), kind="collective") == [NO_ROW, NO_ROW]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_of_all_launches_of_a_kernel_the_nearest_in_time_is_alike_if_all_near_ones_did_as_much(
+    seed,
+):
+    chance = random.Random(seed)
+    longest = chance.choice([30_000, 3_000_000])
+    rows = [
+        (
+            chance.choice("kl"),
+            chance.choice(["8,1,1", "9,1,1"]),
+            chance.randint(1, longest),
+            chance.choice([None, None, 1_000, 1_000, 1_001, 1_020, 2_000]),
+        )
+        for _ in range(40)
+    ]
+    found = like(*rows)
+    for (name, grid, took, num_bytes), at in zip(rows, found, strict=True):
+        reach = max(SAME_TIME * took, SAME_TIME_NS)
+        near = sorted(
+            (row[2], row[3])
+            for row in rows
+            if row[3] is not None and row[:2] == (name, grid) and abs(row[2] - took) <= reach
+        )
+        pairs = itertools.pairwise(work for _, work in near)
+        are_same = all(max(pair) - min(pair) <= SAME_WORK * max(pair) for pair in pairs)
+        if num_bytes is not None or not near or not are_same:
+            assert at == NO_ROW
+        else:
+            assert (rows[at][:2], rows[at][3] is None) == ((name, grid), False)
+            assert abs(rows[at][2] - took) == min(abs(one - took) for one, _ in near)

@@ -50,6 +50,14 @@ def test_free_dimensions_grow_beyond_every_size_given():
     assert sizes_of(scope) == {"rows": 65_536, "columns": 8_192}
 
 
+def test_the_first_free_dimension_grows_as_rows_do_and_the_others_as_columns(monkeypatch):
+    monkeypatch.setattr(variation, "ROWS", 100)
+    monkeypatch.setattr(variation, "COLUMNS", 40)
+    assert sizes_of(scope_of(reach=())) == {"rows": 100, "columns": 40}
+    assert sizes_of(scope_of(reach=(), free=(1,)))["columns"] == 100
+    assert sizes_of(scope_of(reach=(0, 50))) == {"rows": 100, "columns": 50}
+
+
 def test_a_reach_lets_them_grow_further():
     assert sizes_of(scope_of(reach=(1_000, 2_000))) == {"rows": 1_000, "columns": 2_000}
 
