@@ -165,3 +165,10 @@ def test_the_curve_over_n_is_that_of_each_n(rows):
         median = high[(len(high) - 1) // 2] if high else NEVER
         assert curve.by_level["p50"][n - 1] == (None if median == NEVER else median)
         assert curve.share_short[n - 1] == 1 - len(high) / len(rows)
+
+
+@pytest.mark.parametrize("outcome", ["answered", "cancelled"])
+def test_a_time_of_which_nothing_is_known_is_any(outcome):
+    row = Response(5 * MS, outcome)
+    measures = (time_to_first, time_to_end, lambda one: time_to_tokens(one, 64))
+    assert [measure(row) for measure in measures] == [(0, NEVER)] * 3

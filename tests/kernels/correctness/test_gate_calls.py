@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from kprof.kernels.correctness import isolation
-from kprof.kernels.correctness.integrity import check_integrity
+from kprof.kernels.correctness import Case, isolation
+from kprof.kernels.correctness.integrity import check_integrity, count_variant_rows
 from kprof.kernels.correctness.observe import ModesKept
 from tests.kernels.correctness.doubling import DOUBLED, new_is
 
@@ -505,3 +505,37 @@ def test_a_truth_with_options_does_not_switch_a_check_off():
 
     faults = faults_of(keeping, truth=lambda x, scale=2: x * scale)
     assert faults.keys() == {KEPT}
+
+
+def test_a_shape_that_the_replaced_code_refuses_is_not_asked_of_the_new_code():
+    shapes = set()
+
+    def of_many_rows(x):
+        if len(x) < 2:
+            raise ValueError("one row alone")
+        return x * 2
+
+    def noted(x):
+        shapes.add(tuple(x.shape))
+        return of_many_rows(x)
+
+    subject = replace(DOUBLED, new=noted, replaced=of_many_rows)
+    case = Case((8, 16), "float32")
+    assert list(isolation.find_side_effects(subject, noted, case)) == []
+    assert (9, 16) in shapes
+    assert all(rows > 1 for rows, _ in shapes)
+
+
+def test_rows_are_compared_with_those_of_half_the_batch_and_of_one():
+    def of_few_rows(x):
+        return x * 2 if len(x) > 4 else x * 3
+
+    plain = [Case((rows, 16), "float32") for rows in (8, 3, 2, 1)]
+    others = [
+        Case((8, 16), "float32", layout="padded"),
+        Case((8, 16), "float32", distribution="nonfinite"),
+    ]
+    found = count_variant_rows(new_is(of_few_rows), [*plain, *others])
+    # Of 8 rows 4 and 1 are given, of 3 and of 2 rows 1 and 1.
+    assert (found.new, found.replaced, found.num_rows) == (5, 0, 5 + 2 + 2)
+    assert count_variant_rows(replace(DOUBLED, rows=()), plain) is None
