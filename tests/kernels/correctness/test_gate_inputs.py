@@ -9,7 +9,7 @@ import torch
 from kprof.kernels.correctness.inputs import Draw, bulk_cases, edge_shapes, place
 from kprof.kernels.correctness.memory import LARGE_BYTE, Guarded, poison_freed
 from kprof.kernels.correctness.observe import draw, expandable, observe
-from kprof.kernels.correctness.subject import Case
+from kprof.kernels.correctness.subject import DISTRIBUTIONS, Case
 from tests.kernels.correctness.doubling import DOUBLED, new_is
 
 # Memory
@@ -190,3 +190,28 @@ def test_a_second_gradient_that_does_not_reach_an_argument_is_zero():
     found = observe(kinked, subject, case, draw(subject, case)).results
     assert found["gradient of x"].all()
     assert not found["gradient of y"].any()
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_weights_are_tame_in_every_distribution_and_of_both_signs_where_rows_have_one(distribution):
+    weights = Draw(Case((8, 16), "float32", distribution), DOUBLED).plain(
+        4_000, scale=0.5, shift=3.0
+    )
+    sizes, share_below = weights.abs(), float((weights < 0).double().mean())
+    assert (2.9 < sizes.mean() < 3.1, 0.45 < sizes.std() < 0.55) == (True, True)
+    assert (0.45 < share_below < 0.55) if distribution == "negative" else share_below == 0
+
+
+def test_distributions_of_rows_have_the_sizes_and_signs_that_they_name():
+    def drawn(distribution, *shape):
+        return Draw(Case(shape, "float64", distribution), DOUBLED)(*shape)
+
+    assert drawn("negative", 32, 64).lt(0).all()
+    # Rows of a thousandth to ten, evenly over the powers of ten.
+    sizes = drawn("uneven", 2_000, 64).square().mean(-1).sqrt().log10()
+    assert (-3.2 < sizes.min() < -2.8, 0.8 < sizes.max() < 1.2) == (True, True)
+    assert -1.1 < sizes.mean() < -0.9
+    assert drawn("half_zero", 3, 5).flatten().eq(0).sum() == 8
+    numbers = drawn("nonfinite", 4, 8).flatten()
+    special = [numbers.isnan().sum(), numbers.isposinf().sum(), numbers.isneginf().sum()]
+    assert [int(one) for one in special] == [1, 1, 1]
