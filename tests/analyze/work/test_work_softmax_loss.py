@@ -51,3 +51,39 @@ def test_what_a_ctc_loss_reads_is_its_least_work():
     scores, targets = tensor("fp32", 9, 2, 5), tensor("int64", 2, 4)
     work = work_of("aten::_ctc_loss", scores, targets, [9, 9], [4, 4], 0, False)
     assert (work.bytes, work.bound) == (360 + 64, "at least")
+
+
+def test_every_softmax_takes_five_flops_an_element_and_its_gradient_four():
+    x, mask = tensor("fp32", 3, 4, 5), tensor("bool", 3, 4, 5)
+    forward = {
+        "_softmax": (x, -1, False),
+        "_log_softmax": (x, -1, False),
+        "_safe_softmax": (x, -1, None),
+        "_masked_softmax": (x, mask, -1, None),
+    }
+    backward = {
+        "_softmax_backward_data": (x, x, -1, 6),
+        "_log_softmax_backward_data": (x, x, -1, 6),
+        "_masked_softmax_backward": (x, x, mask, -1),
+    }
+    found = {n: work_of(f"aten::{n}", *given) for n, given in (forward | backward).items()}
+    assert {n: work.flops for n, work in found.items()} == {
+        **dict.fromkeys(forward, 5 * 60),
+        **dict.fromkeys(backward, 4 * 60),
+    }
+    of_mask = {n: 60 for n in found if "masked" in n}
+    assert {n: work.bytes for n, work in found.items()} == {
+        **{n: 2 * 240 + of_mask.get(n, 0) for n in forward},
+        **{n: 3 * 240 + of_mask.get(n, 0) for n in backward},
+    }
+
+
+def test_losses_take_their_flops_for_each_element_forward_and_backward():
+    x, grad = tensor("fp32", 3, 4, 5), tensor("fp32")
+    each = {"soft_margin": 3, "mse": 3, "smooth_l1": 3, "huber": 3}
+    found = {name: work_of(f"aten::{name}_loss", x, x, 1).flops for name in each}
+    assert found == {name: flops * 60 for name, flops in each.items()}
+    assert work_of("aten::binary_cross_entropy", x, x, None, 1).flops == 6 * 60
+    for name, flops in {"mse_loss": 3, "smooth_l1_loss": 3, "huber_loss": 3}.items():
+        assert work_of(f"aten::{name}_backward", grad, x, x, 1).flops == flops * 60
+    assert work_of("aten::binary_cross_entropy_backward", grad, x, x, None, 1).flops == 6 * 60
