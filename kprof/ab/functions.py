@@ -331,9 +331,9 @@ def poison_free_memory(output: object) -> None:
     The caching allocator gives a freed block to the next tensor of its size. On the host there is
     no such cache, and nothing is done.
     """
-    for leaf in arrays_in(output):
-        if getattr(leaf, "is_cuda", False):
-            torch = sys.modules["torch"]
+    torch = sys.modules.get("torch")
+    for _, leaf in _leaves(output):
+        if torch is not None and isinstance(leaf, torch.Tensor) and leaf.is_cuda:
             block = torch.empty_like(leaf)
             if leaf.is_floating_point():
                 block.fill_(math.nan)

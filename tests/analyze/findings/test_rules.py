@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from kprof.analyze.findings.diagnose import RULES, diagnose, name_of, why_not
+from kprof.analyze.findings.patterns import rows_of_logits
 from kprof.analyze.findings.savings import find_pricer
 from kprof.analyze.passes import analyze
 from kprof.collect.readers.nsys.reader import read
@@ -616,3 +617,11 @@ def test_a_kernel_is_not_as_long_as_the_migrations_that_its_faults_cause():
     trace = trace_of_work(launched, *faults)
     found = {one.rule: one.saving for one in diagnose(trace).findings}
     assert found["low_occupancy"].high_ns > 0.9 * 20 * MS
+
+
+@pytest.mark.parametrize(("columns", "is_large"), [(1_999, False), (2_000, True)])
+def test_logits_count_from_four_million_elements_on(columns, is_large):
+    trace = trace_of_work(rest(), *loss_of([2_000, columns]))
+    rows, number, largest = rows_of_logits(trace)
+    assert (len(rows) > 0, largest) == (is_large, 2_000 * columns * is_large)
+    assert number == 2 * is_large
