@@ -78,7 +78,7 @@ def _disturb(kind: str, duty: tuple[float, float], period_s: float) -> None:
         busy_s = SLICE_S * share_at(now_s - start_s, duty, period_s)
         while time.monotonic() - now_s < busy_s:
             work()
-        time.sleep(max(0.0, now_s + SLICE_S - time.monotonic()))
+        ended.wait(now_s + SLICE_S - time.monotonic())
 
 
 def _wait_for_end(ended: threading.Event) -> None:
