@@ -476,3 +476,16 @@ def test_a_run_that_loses_its_loss_fails():
 
 def test_two_seeds_make_no_band():
     assert check_training(curve(), [curve()], curve(), SEEDS[:1]).state == "not run"
+
+
+def test_a_run_ends_with_the_mean_of_its_last_tenth():
+    # One loss of the last twelve is 1.2 higher: 0.1 on average, of 2. One before them is no end.
+    for place, gap in ((-1, 0.05), (-12, 0.05), (-13, 0.0)):
+        new = curve()
+        new.losses[place] += 1.2
+        (final,) = (
+            one
+            for one in check_training(curve(), [curve()], new, SEEDS).measures
+            if one.name.startswith("final loss") and "band" not in one.name
+        )
+        assert final.value == pytest.approx(gap)
