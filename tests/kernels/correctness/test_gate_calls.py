@@ -1,5 +1,6 @@
 """L0: a call changes nothing but its results, and depends on nothing but its arguments."""
 
+import itertools
 import re
 from dataclasses import replace
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from kprof.kernels.correctness import Case, isolation
-from kprof.kernels.correctness.integrity import check_integrity, count_variant_rows
+from kprof.kernels.correctness.integrity import check_integrity, count_variant_rows, find_dishonesty
 from kprof.kernels.correctness.observe import ModesKept
 from tests.kernels.correctness.doubling import DOUBLED, new_is
 
@@ -539,3 +540,22 @@ def test_rows_are_compared_with_those_of_half_the_batch_and_of_one():
     # Of 8 rows 4 and 1 are given, of 3 and of 2 rows 1 and 1.
     assert (found.new, found.replaced, found.num_rows) == (5, 0, 5 + 2 + 2)
     assert count_variant_rows(replace(DOUBLED, rows=()), plain) is None
+
+
+def test_values_are_changed_so_that_their_sum_stays():
+    seen = []
+
+    def noted(x):
+        seen.append(x.double().clone())
+        return x * 2
+
+    subject = new_is(noted, differentiable=())
+    case = Case((8, 16), "float32")
+    assert list(find_dishonesty(subject, noted, case)) == []
+    pairs = [
+        (one, other)
+        for one, other in itertools.pairwise(seen)
+        if 0 < int((one != other).sum()) <= 2
+    ]
+    assert pairs
+    assert all(float(one.sum()) == pytest.approx(float(other.sum())) for one, other in pairs)
