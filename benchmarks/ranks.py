@@ -3,11 +3,17 @@
     python benchmarks/ranks.py                     8, 32 and 128 ranks of 5,582 events
     python benchmarks/ranks.py --many              and once 1,024 ranks of 22,619 events
     python benchmarks/ranks.py --ranks 8 --whole   the whole recorded step on each rank
+    python benchmarks/ranks.py --peer-python P     and HolisticTraceAnalysis and TraceLens of a
+                                                   Python that has them, on 8 and 64 whole steps
+    python benchmarks/ranks.py --cluster           and a local Dask cluster of one and two workers
 
 A rank is the beginning of a recorded training step of one GPU, or all of it, with all-reduces that
 end on all ranks together; one rank is late to them. Apart from its number and its all-reduces, a
 rank's events are those of all others. CPU time counts all processes. With one core, `taskset`
 leaves one to kprof, which then reads all ranks in one process.
+
+Of the peers, HolisticTraceAnalysis tells busy times, kernels and overlap of every rank; TraceLens
+its report of collectives alone. kprof makes all of its report.
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ import gzip
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -39,6 +46,33 @@ REACH_RANKS, REACH_CPU_S, REACH_MB = 128, 20.0, 400.0
 # And so many whole steps within this; the memory is that of each process.
 MANY, MANY_WALL_S, MANY_MB = 1_024, 600.0, 2_000.0
 EVENTS_PER_RANK = 5_500
+PEERS_RANKS, TIMES_FASTER, PART_OF_MEMORY = (8, 64), 8, 0.5
+CLUSTER_RANKS, SPEED_UP = 256, 1.8
+HTA_PROGRAM = """
+import json, re, sys
+from pathlib import Path
+from hta.trace_analysis import TraceAnalysis
+paths = Path(sys.argv[1]).iterdir()
+files = {int(re.search(r"rank([0-9]+)", path.name)[1]): str(path) for path in paths}
+analysis = TraceAnalysis(trace_files=files, trace_dir="")
+busy = analysis.get_temporal_breakdown(visualize=False)
+analysis.get_gpu_kernel_breakdown(visualize=False)
+analysis.get_comm_comp_overlap(visualize=False)
+print(json.dumps(float((busy["compute_time(us)"] + busy["non_compute_time(us)"]).sum())))
+"""
+TRACELENS_PROGRAM = """
+import sys
+from pathlib import Path
+from TraceLens.Reporting.generate_multi_rank_collective_report_pytorch import (
+    generate_collective_report as report,
+)
+folder = Path(sys.argv[1])
+report(
+    trace_pattern=f"{folder}/rank*.json.gz",
+    world_size=len(list(folder.iterdir())),
+    output_csvs_dir=sys.argv[2],
+)
+"""
 # An all-reduce for so many kernels, on a stream of its own.
 KERNELS_PER_COLLECTIVE = 50
 COLLECTIVE_US = 200.0
@@ -139,12 +173,96 @@ def measure_many(folder: Path) -> list[dict]:
     ]
 
 
+def measure_peers(folder: Path, num_ranks: int, peer_python: Path) -> list[dict]:
+    """Return the rows of so many whole ranks beside the peers: time, memory, busy time kept."""
+    ranks = folder / f"beside{num_ranks}"
+    ranks.mkdir()
+    events = write_ranks(ranks, num_ranks)
+    run = folder / "beside.kprof"
+    opening = [sys.executable, "-m", "kprof", "open", str(ranks)]
+    programs = {"HolisticTraceAnalysis": HTA_PROGRAM, "TraceLens": TRACELENS_PROGRAM}
+    of_peers = [
+        [str(peer_python), "-c", program, str(ranks), str(folder / "tables")]
+        for program in programs.values()
+    ]
+    own, *peers = costs_in_turn([[*opening, "--out", str(run), "--force"], *of_peers], 1)
+    ledger = json.loads(_output([*opening[:-1], "--json", str(run)]))["ledger"]
+    truth_us = sum(_busy_us(path) for path in ranks.iterdir())
+    kept = {
+        "kprof": ledger["busy_ns"] / 1e3 / truth_us,
+        "HolisticTraceAnalysis": json.loads(_output(of_peers[0]).splitlines()[-1]) / truth_us,
+    }
+    shutil.rmtree(ranks)
+    size = f"{num_ranks} ranks of {events:,} events"
+    rows = [
+        row(f"busy time kept by {tool}, {size}", share, "of the truth", "higher", 1.0)
+        for tool, share in kept.items()
+    ]
+    for tool, cost in zip(programs, peers, strict=True):
+        reach = (cost.wall_s / TIMES_FASTER, cost.peak_mb * PART_OF_MEMORY)
+        rows += [
+            row(
+                f"{what} beside {tool}, {size}",
+                value,
+                unit,
+                "lower",
+                most,
+                peer=tool,
+                peer_value=of_peer,
+            )
+            for what, value, unit, most, of_peer in (
+                ("wall time", own.wall_s, "s", reach[0], cost.wall_s),
+                ("memory", own.peak_mb, "MB", reach[1], cost.peak_mb),
+            )
+        ]
+    return rows
+
+
+def _busy_us(path: Path) -> float:
+    """Return the time in which a rank's device does anything, from its file alone."""
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    kinds = ("kernel", "gpu_memcpy", "gpu_memset")
+    spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") in kinds)
+    busy, end = 0.0, 0.0
+    for begin, until in spans:
+        busy += max(until - max(begin, end), 0.0)
+        end = max(end, until)
+    return busy
+
+
+def _output(command: list[str]) -> str:
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def measure_cluster(folder: Path) -> list[dict]:
+    """Return the rows of many ranks that one and two workers of a Dask cluster read."""
+    from distributed import LocalCluster
+
+    ranks = folder / "cluster"
+    ranks.mkdir()
+    events = write_ranks(ranks, CLUSTER_RANKS)
+    wall_s = {}
+    for workers in (1, 2):
+        with LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None) as on:
+            opening = [sys.executable, "-m", "kprof", "open", str(ranks), "--force"]
+            opening += ["--out", str(folder / "run.kprof"), "--scheduler", on.scheduler_address]
+            (cost,) = costs_in_turn([opening], 1)
+            wall_s[workers] = cost.wall_s
+    shutil.rmtree(ranks)
+    size = f"{CLUSTER_RANKS} ranks of {events:,} events"
+    times = [row(f"wall time by workers: {n}, {size}", s, "s", "lower") for n, s in wall_s.items()]
+    ratio = wall_s[1] / wall_s[2]
+    return [*times, row(f"speed-up by a second worker, {size}", ratio, "x", "higher", SPEED_UP)]
+
+
 def main() -> None:
     """Measure, print and write the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 32, REACH_RANKS])
     parser.add_argument("--whole", action="store_true", help="keep the whole step of each rank")
     parser.add_argument("--many", action="store_true", help=f"measure {MANY:,} ranks, too")
+    parser.add_argument("--peer-python", type=Path, help="a Python that has the peers")
+    parser.add_argument("--cluster", action="store_true", help="measure workers of Dask, too")
     parser.add_argument("--repeat", type=int, default=2, help="runs of each, the best counts")
     parser.add_argument("--result", type=Path, default=RESULT)
     options = parser.parse_args()
@@ -155,6 +273,11 @@ def main() -> None:
             rows += measure(Path(folder), num_ranks, number, options.repeat)
         if options.many:
             rows += measure_many(Path(folder))
+        if options.peer_python:
+            for num_ranks in PEERS_RANKS:
+                rows += measure_peers(Path(folder), num_ranks, options.peer_python)
+        if options.cluster:
+            rows += measure_cluster(Path(folder))
     what = "kprof open of many ranks"
     load = {"begin": begin_load, "end": os.getloadavg()[0]}
     write_evidence(options.result, what, rows, SOURCES, load=load, best_of=options.repeat)

@@ -1,6 +1,7 @@
 """A run on disk is the run that was saved."""
 
 import json
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -40,6 +41,22 @@ def test_a_saved_trace_reads_back_the_same(tmp_path):
     assert_same(back.ranges, TRACE.ranges)
     assert_same(back.samples, TRACE.samples)
     assert_same(back.idle, TRACE.idle)
+
+
+MANY_RANKS = replace(TRACE, all_ranks=replace(TRACE, diagnosis=None))
+UNFINISHED = replace(TRACE, diagnosis=None)
+
+
+@pytest.mark.parametrize("before", [MANY_RANKS, TRACE, UNFINISHED])
+@pytest.mark.parametrize("after", [MANY_RANKS, TRACE, UNFINISHED])
+def test_a_run_that_takes_another_ones_place_keeps_nothing_of_it(tmp_path, before, after):
+    for trace in (before, after):
+        with whole_or_not_at_all(tmp_path) as unfinished:
+            save(trace, unfinished)
+    back = load(tmp_path)
+    assert (back.all_ranks is None) == (after.all_ranks is None)
+    assert (back.diagnosis is None) == (after.diagnosis is None)
+    assert not [*tmp_path.glob(".*")]
 
 
 def test_a_folder_without_a_finished_run_is_not_saved(tmp_path):
