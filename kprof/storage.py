@@ -322,9 +322,10 @@ def whole_or_not_at_all(folder: Path) -> Iterator[Path]:
 
 def _move_all(source: Path, target: Path) -> None:
     if (source / META_FILE).exists():
+        (target / META_FILE).unlink(missing_ok=True)
+    if (source / "kernels.parquet").exists():
         # A run takes another one's place, of which nothing that it may lack itself is to stay.
-        for name in (META_FILE, FINDINGS_FILE):
-            (target / name).unlink(missing_ok=True)
+        (target / FINDINGS_FILE).unlink(missing_ok=True)
         shutil.rmtree(target / ALL_RANKS, ignore_errors=True)
     for path in sorted(source.iterdir(), key=lambda path: path.name == META_FILE):
         path.replace(target / path.name)

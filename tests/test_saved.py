@@ -9,7 +9,7 @@ import pytest
 from kprof.analyze.passes import analyze
 from kprof.device import Device
 from kprof.errors import KprofError, TraceError
-from kprof.storage import is_saved, load, save, whole_or_not_at_all
+from kprof.storage import is_saved, load, save, save_meta, whole_or_not_at_all
 from kprof.trace import Caveat, Recording
 from tests.traces import trace_of
 
@@ -113,10 +113,16 @@ def test_an_earlier_run_stays_when_writing_fails(tmp_path):
 
 
 def test_a_part_that_is_added_later_leaves_the_run_whole(tmp_path):
-    save(TRACE, tmp_path)
+    save(MANY_RANKS, tmp_path)
+    before = names_in(tmp_path)
     with whole_or_not_at_all(tmp_path) as unfinished:
         (unfinished / "report.html").write_text("drawn again")
-    assert is_saved(tmp_path)
+        save_meta(replace(TRACE.meta, command=("python", "other.py")), unfinished / "meta.json")
+    assert names_in(tmp_path) == sorted([*before, "report.html"])
+    back = load(tmp_path)
+    assert back.meta.command == ("python", "other.py")
+    assert back.diagnosis is not None
+    assert back.all_ranks is not None
 
 
 def test_a_folder_may_have_any_name(tmp_path):
