@@ -117,8 +117,8 @@ class Search:
         own = {f"{kernel}={one.provider}" for kernel, one in ran.items()}
         kernels = [one for one in self._kernels if begun.whys.get(one) != NO_SITE]
         others = [one for one in self.names if one not in own and kernel_of(one) in kernels]
-        # Kernels that nobody has measured first: of the others, what is the fastest ran. Those that
-        # did not run last: they may have no call.
+        # Unmeasured kernels first: of the others, the fastest provider ran. Those that did not run
+        # last: they may have no call.
         with_calls = _with_calls(begun)
         others.sort(key=lambda one: (kernel_of(one) not in with_calls, kernel_of(one) in ran))
         return moves + [self.exchanged(one) for one in others]
