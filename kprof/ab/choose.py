@@ -268,7 +268,8 @@ def _try_all(
         "AB" * (MOST_WINDOWS // 2) + "A",
         options.skip,
         min(options.window_s, WINDOW_S),
-        min_steps=1,
+        # The first of a window is not compared.
+        min_steps=2,
         patch=PATCH,
         patch_arguments=(" ".join(search.first), str(entries.resolve())),
     )
@@ -417,7 +418,7 @@ class _Pairing:
     def compare(self, during: Window, windows: Sequence[Window], other: int) -> None:
         """Compare a window with another one."""
         self._used = other
-        self.ratios.append(log(during.time_ns) - log(windows[other].time_ns))
+        self.ratios.append(log(during.settled_ns) - log(windows[other].settled_ns))
 
 
 class _Span(NamedTuple):

@@ -17,6 +17,8 @@ from kprof.errors import counted
 
 # Share of the arm's usual clock; below it, the GPU was throttled.
 LEAST_CLOCK = 0.75
+# Share of a window in its steps; below it, work between them counts.
+LEAST_OF_STEPS = 0.95
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,17 @@ class Window:
     """Energy of all GPUs of the workload; None for a window shorter than 2 s."""
     problem: str = ""
     """Which of the causes stated before speaks against it; empty: none."""
+
+    @property
+    def settled_ns(self) -> float:
+        """Time per step without the first one, before which the GPU's queue was drained.
+
+        Equal to `time_ns` with fewer than 2 steps, or where steps leave time between them.
+        """
+        later = self.steps_ns[1:]
+        if not later or fmean(self.steps_ns) < LEAST_OF_STEPS * self.time_ns:
+            return self.time_ns
+        return fmean(later)
 
 
 @dataclass

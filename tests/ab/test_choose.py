@@ -142,6 +142,30 @@ def test_before_the_end_windows_between_two_looks_decide_nothing(tmp_path):
     assert [one.is_faster for one in found] == [False, True]
 
 
+def test_the_first_step_of_a_window_which_begins_with_an_empty_queue_decides_nothing(tmp_path):
+    # Faster by a tenth, but the host needs three steps' time to fill the queue again.
+    times = [90.0 if n % 2 else 100.0 for n in range(33)]
+    steps = [((400,) if n % 2 else (110,)) + (int(one),) * 3 for n, one in enumerate(times)]
+    windows = [
+        replace(window("AB"[n % 2], n, sum(one) / 4), steps_ns=one) for n, one in enumerate(steps)
+    ]
+    log = log_of(tmp_path / "log", *(("rope=kprof", n) for n in range(1, 33, 2)))
+    found = tried_in(windows, log, is_end=True)["rope=kprof"]
+    assert found.is_faster
+    assert found.ratio == pytest.approx(0.9)
+
+
+def test_work_between_steps_counts(tmp_path):
+    # Calls of a model are faster, but what lies between them is longer than what they save.
+    times = [110.0 if n % 2 else 100.0 for n in range(33)]
+    windows = [
+        replace(window("AB"[n % 2], n, one), steps_ns=(50 if n % 2 else 60,) * 4)
+        for n, one in enumerate(times)
+    ]
+    log = log_of(tmp_path / "log", *(("rope=kprof", n) for n in range(1, 33, 2)))
+    assert tried_in(windows, log, is_end=True)["rope=kprof"].ratio == pytest.approx(1.1)
+
+
 def tried(name, low, ratio, high):
     return Tried(name, 3, 0, 6, ratio, low, high)
 
