@@ -54,3 +54,11 @@ def test_rows_loaded_ahead_fit_the_shared_memory():
     assert plan_backward(16_384, 4 * 16_384) == (1, 16_384, 32, 3, 1)
     assert plan_backward(16_384, 6 * 16_384).stages == 2
     assert plan_backward(16_384, 12 * 16_384).stages == 1
+
+
+def test_rows_of_1024_have_a_warp_each_in_backward_and_enough_bytes_under_way():
+    for row_bytes in (4 * 1_024, 6 * 1_024, 10 * 1_024, 12 * 1_024):
+        plan = plan_backward(768, row_bytes)
+        assert plan.rows == plan.warps
+        assert plan.ctas_per_sm * plan.rows * row_bytes >= 36 * 1_024
+        assert plan.stages == 3
