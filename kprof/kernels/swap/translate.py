@@ -41,6 +41,7 @@ ATTENTION_FP8 = "attention_fp8"
 MOST_TOKENS = 8
 FEW_TOKENS, MANY_TOKENS = f"{MOST_TOKENS} tokens or fewer", f"more than {MOST_TOKENS} tokens"
 OTHER_SCALE = "another scale"
+OTHER_KERNEL = "another kernel takes its logits"
 Arguments = tuple[Any, ...]
 
 
@@ -372,7 +373,7 @@ def _rotate_part(
     return f"heads in {q.dtype}, angles in {cos.dtype}" if is_mixed else (q, k, cos, sin)
 
 
-def _lose(
+def loss_arguments(
     input: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
@@ -381,7 +382,10 @@ def _lose(
     reduce: bool | None = None,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
-) -> Arguments | None:
+) -> Arguments | str | None:
+    """Return the arguments of `cross_entropy` for a call of torch's."""
+    if not isinstance(input, Tensor):
+        return OTHER_KERNEL
     if weight is not None or size_average is not None or reduce is not None:
         return None
     return input, target, ignore_index, label_smoothing, reduction
@@ -453,7 +457,7 @@ _MANY_NARROW = replace(
 )
 _LOSS = Translation(
     CROSS_ENTROPY,
-    _lose,
+    loss_arguments,
     key=lambda x, targets, *options: (key_of(x, targets), targets.shape, options),
     probe=lambda draw, dtype: (
         (3 * draw(6, 50)).to(dtype),

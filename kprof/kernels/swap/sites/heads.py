@@ -1,40 +1,58 @@
 """Heads of language models: the last linear layer with the loss as one operation.
 
 The model's own forward runs with a head that returns its input, and with a loss function that
-expects that. The result has no logits then. If the forward scales or caps its logits, the head
-returns a stand-in that notes what is done to it. The original runs if the model is not training, if
-there are no labels, if the head has hooks, or if head or loss have been replaced since.
+expects that. The result has no logits then. If the forward scales or caps its logits, adds a bias,
+or calls torch's loss, the head returns a stand-in that notes what is done to it. The head may be
+part of another module (BERT). The original runs if the model is not training, if there are no
+labels, if the head has hooks, or if head or loss have been replaced since.
+
+Where few labels count, as in masked language models, the kernel gets the rows of these alone.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
-from torch.nn import Linear, Module
+from torch.nn import Linear, Module, functional
 
+from kprof.kernels import kernel_named
 from kprof.kernels.cross_entropy.linear_cross_entropy import PLAIN, Shape
-from kprof.kernels.swap.dispatch import Dispatcher, changes_of, key_of
+from kprof.kernels.swap.dispatch import Decision, Dispatcher, cast_of, changes_of, key_of
 from kprof.kernels.swap.patches import (
+    TORCHS,
+    Path,
     innermost,
     is_passed_over,
     names_in,
     python_modules,
     why_foreign,
 )
-from kprof.kernels.swap.probes import CANNOT, CannotCopyError, kind_of, probing, stand_in
+from kprof.kernels.swap.probes import (
+    CANNOT,
+    CannotCopyError,
+    Setting,
+    are_alike,
+    autocast_of,
+    is_more_exact,
+    kind_of,
+    probing,
+    settings_where,
+    stand_in,
+)
+from kprof.kernels.swap.providers import INDUCTOR
 from kprof.kernels.swap.reads import CHANGED, why_effects
 from kprof.kernels.swap.site import CallProxy, Request, Site, Skip, Switch, bound
 from kprof.kernels.swap.sites import Family
 from kprof.kernels.swap.sites.losses import (
     ATTRIBUTE,
-    IGNORE_INDEX,
     OTHER_SIZE,
     Known,
     Loss,
@@ -43,6 +61,7 @@ from kprof.kernels.swap.sites.losses import (
     loss_of,
     why_changed,
 )
+from kprof.kernels.swap.translate import PLAIN_LOSS, loss_arguments
 
 KERNEL = "linear_cross_entropy"
 HEAD = "lm_head"
@@ -55,6 +74,14 @@ SHAPES |= {Tensor.size, Tensor.dim}
 PROBES = (1e-3, -1e-3, 0.1, -1.0, 3.0, -10.0, 25.0, -40.0, 70.0, -300.0, 1e4, -1e6)
 
 
+# Methods that change shapes, and not the order of elements in memory.
+RESHAPING = ("contiguous", "flatten", "reshape", "view")
+OTHER_DTYPE = "a bias is added to its logits in another dtype"
+# The share of labels that count up to which their rows are selected, for which the host waits: of
+# three matrix multiplications, half is left out.
+FEW_LABELS = 0.5
+
+
 class _Passing(Module):
     """A head that returns its input."""
 
@@ -64,49 +91,129 @@ class _Passing(Module):
 
 
 class _Body(Module):
-    """A body that returns given hidden states, and logits of a router if there are experts."""
+    """Any part of a model but its head: returns given hidden states, and logits of a router."""
 
-    def __init__(self, hidden: Tensor, num_experts: object) -> None:
+    def __init__(self, hidden: Tensor, num_experts: object, replaced: Module | None) -> None:
         super().__init__()
         self.__dict__["last_hidden_state"] = hidden
+        self.__dict__["names"] = frozenset(() if replaced is None else replaced._modules)
         if isinstance(num_experts, int):
             routed = torch.ones(hidden.shape[1], num_experts)
             self.__dict__["router_logits"] = (routed,)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return itself: it has the attributes of a body's output."""
-        return self
+        """Return itself, with the attributes of a body's output; after the body, the input."""
+        is_after = bool(args) and isinstance(args[0], Tensor) and args[0].is_floating_point()
+        return args[0] if is_after else self
 
-    def __getattr__(self, name: str) -> None:
-        return None
+    def __getattr__(self, name: str) -> _Body | None:
+        return self if name in self.__dict__["names"] else None
 
     def __getitem__(self, place: int) -> Tensor | None:
         return self.last_hidden_state if place == 0 else None
 
 
+class Step(NamedTuple):
+    """An operation on logits."""
+
+    apply: Callable[[Any], Any]
+    is_reshaping: bool = False
+    bias: Tensor | None = None
+    """The row that it adds; None: it adds none."""
+
+
+Lose = Callable[..., Any]
+
+
 class Deferred:
     """Stands for logits that were not computed, and notes what is done to them."""
 
-    def __init__(self, hidden: Tensor, steps: tuple[Callable[[Any], Any], ...] = ()) -> None:
+    def __init__(
+        self, hidden: Tensor, num_columns: int, lose: Lose, steps: tuple[Step, ...] = ()
+    ) -> None:
         self.hidden = hidden
         """The input of the head."""
-        self._steps = steps
+        self.steps = steps
+        self._num_columns = num_columns
+        self._lose = lose
 
     def applied_to(self, logits: Tensor) -> Any:
         """Return what would have been done to these logits."""
-        for step in self._steps:
-            logits = step(logits)
+        for step in self.steps:
+            logits = step.apply(logits)
         return logits
 
-    def _then(self, step: Callable[[Any], Any]) -> Deferred:
-        return Deferred(self.hidden, (*self._steps, step))
+    def form(self) -> Form | None:
+        """Return what is done to each logit; None: more than a kernel can do."""
+        bias: Tensor | None = None
+        others: list[Step] = []
+        for step in self.steps:
+            if step.bias is not None:
+                if bias is not None or others:
+                    return None
+                bias = step.bias
+            elif not step.is_reshaping:
+                others.append(step)
+        shape = shape_of(Deferred(self.hidden, 0, self._lose, tuple(others)).applied_to)
+        return None if shape is None else Form(shape, bias)
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the logits."""
+        return self._described().shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the logits."""
+        return self._described().dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the logits."""
+        return self.hidden.device
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return self._described().ndim
+
+    def dim(self) -> int:
+        """Return the number of dimensions."""
+        return self._described().dim()
+
+    def numel(self) -> int:
+        """Return the number of elements."""
+        return self._described().numel()
+
+    def size(self, *place: int) -> Any:
+        """Return the shape, or one size of it."""
+        return self._described().size(*place)
+
+    def _described(self) -> Any:
+        """Return a tensor without data that has the shape and the dtype of the logits."""
+        shape = (*self.hidden.shape[:-1], self._num_columns)
+        dtype = cast_of(self.hidden) or self.hidden.dtype
+        return self.applied_to(torch.empty(shape, dtype=dtype, device="meta"))
+
+    def _then(self, apply: Callable[[Any], Any], **more: Any) -> Deferred:
+        steps = (*self.steps, Step(apply, **more))
+        return Deferred(self.hidden, self._num_columns, self._lose, steps)
+
+    def __bool__(self) -> bool:
+        raise TypeError(READS_LOGITS)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("dtype", "device"):
-            return getattr(self.hidden, name)
-        if name.startswith("__"):
+        # Names of methods that write end with an underscore.
+        if name.endswith("_") or not callable(getattr(Tensor, name, None)):
             raise AttributeError(name)
-        return lambda *args, **kwargs: self._then(lambda x: getattr(x, name)(*args, **kwargs))
+        return lambda *args, **kwargs: self._then(
+            lambda x: getattr(x, name)(*args, **kwargs), is_reshaping=name in RESHAPING
+        )
+
+    def __add__(self, other: Any) -> Deferred:
+        if not isinstance(other, Tensor) or other.shape[-1:] != (other.numel(),):
+            return self._then(lambda x: operator.add(x, other))
+        return self._then(lambda x: x + other.to(x.device), bias=other)
 
     def __mul__(self, other: Any) -> Deferred:
         return self._then(lambda x: operator.mul(x, other))
@@ -121,11 +228,22 @@ class Deferred:
     def __torch_function__(
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Note a function of torch whose first argument stands for logits."""
+        """Note a function of torch whose first argument stands for logits, or return a loss."""
         first, *others = args
         if not isinstance(first, Deferred) or any(isinstance(one, Deferred) for one in others):
             return NotImplemented
+        # A swap of the whole process may have replaced it.
+        if TORCHS.cross_entropy in (function, getattr(function, "__wrapped__", None)):
+            return first._lose(first, *others, **(kwargs or {}))
         return first._then(lambda x: function(x, *others, **(kwargs or {})))
+
+
+class Form(NamedTuple):
+    """What is done to logits before the loss."""
+
+    shape: Shape = PLAIN
+    bias: Tensor | None = None
+    """Is added first."""
 
 
 def shape_of(apply: Callable[[Tensor], Any]) -> Shape | None:
@@ -151,9 +269,21 @@ def shape_of(apply: Callable[[Tensor], Any]) -> Shape | None:
 class _Deferring(Module):
     """A head that returns a stand-in of its logits."""
 
+    def __init__(self, num_columns: int, lose: Lose) -> None:
+        super().__init__()
+        self.__dict__["given"] = (num_columns, lose)
+
     def __call__(self, hidden: Tensor) -> Deferred:
         """Return the stand-in."""
-        return Deferred(hidden)
+        return Deferred(hidden, *self.__dict__["given"])
+
+
+class Use(NamedTuple):
+    """How a model uses the logits of its head."""
+
+    is_plain: bool
+    """Whether its loss gets them as they are."""
+    has_torchs_loss: bool
 
 
 def find(root: object, request: Request) -> Iterator[Site | Skip]:
@@ -161,26 +291,55 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
     if not isinstance(root, Module):
         return
     for name, module in python_modules(root):
-        function, head = loss_of(module), module._modules.get(HEAD)
-        if function is None or head is None:
+        function, path = loss_of(module), _path_to_head(module)
+        if function is None or path is None:
             continue
         label = name or type(module).__name__
-        why = _why_not(module, head, function)
-        known = request.once(("loss", function), known_loss, function) if why is None else why
-        shapes = False
-        if not isinstance(known, str):
-            told = request.once(("head", *kind_of(module)), _shapes_logits, module)
-            why, shapes = (told, False) if isinstance(told, str) else (None, told)
-        if isinstance(known, str) or why is not None:
-            yield Skip(label, KERNEL, type(module).__name__, why or str(known))
+        why: str | None = _why_not(module, path, function)
+        use = why or request.once(("head", path, *kind_of(module)), _use_of_logits, module, path)
+        known: Known | frozenset[Setting] | str = ""
+        if isinstance(use, Use):
+            known = request.once(("torchs loss",), _torchs_loss)
+            if not use.has_torchs_loss:
+                known = request.once(("loss", function), known_loss, function)
+        if isinstance(use, str) or isinstance(known, str):
+            why = use if isinstance(use, str) else str(known)
+            yield Skip(label, KERNEL, type(module).__name__, why)
         else:
-            yield _site(label, module, function, known, request, shapes=shapes)
+            yield _site(label, module, path, function, known, request, use)
 
 
-def _why_not(module: Module, head: Module, function: Any) -> str | None:
+def _path_to_head(module: Module) -> Path | None:
+    """Return the names by which a model reaches the layer that computes its logits."""
+    getter = getattr(type(module), "get_output_embeddings", None)
+    try:
+        head = getter(module) if inspect.isfunction(getter) else None
+    except CANNOT:
+        head = None
+    if head is not None:
+        for name, one in module.named_modules():
+            if one is head:
+                return tuple(name.split("."))
+    return (HEAD,) if module._modules.get(HEAD) is not None else None
+
+
+def _modules_on(module: Module, path: Path) -> list[Module]:
+    """Return the modules on a path: first that of the first name, last the head."""
+    found: list[Module] = []
+    for name in path:
+        below = module._modules.get(name)
+        if below is None:
+            return []
+        found.append(below)
+        module = below
+    return found
+
+
+def _why_not(module: Module, path: Path, function: Any) -> str | None:
     why = why_foreign(module)
     if why is not None:
         return why
+    head = _modules_on(module, path)[-1]
     if type(head) is not Linear:
         return f"its head is a {_title(head)}, not a torch.nn.Linear"
     if head._parameters.get("weight") is None:
@@ -194,32 +353,92 @@ def _title(module: Module) -> str:
     return f"{cls.__module__}.{cls.__name__}" if cls.__name__ == Linear.__name__ else cls.__name__
 
 
-def _shapes_logits(module: Module) -> bool | str:
-    """Run a stand-in of the model with a stand-in body; return whether it shapes its logits.
+class _Losses:
+    """The losses of a stand-in of a model, in the place of its loss function and of torch's."""
+
+    def __init__(self) -> None:
+        self.of_function: list[Any] = []
+        self.of_torch: list[Any] = []
+
+    @property
+    def all(self) -> list[Any]:
+        """The logits of each loss."""
+        return self.of_function + self.of_torch
+
+    def lose(self, logits: Any, labels: Any, vocab_size: Any, **kwargs: Any) -> Tensor:
+        """Note the logits of the model's loss function."""
+        self.of_function.append(logits)
+        return torch.zeros(())
+
+    def lose_by_torch(self, logits: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Note the logits of torch's loss."""
+        self.of_torch.append(logits)
+        return torch.zeros(())
+
+
+def _use_of_logits(module: Module, path: Path) -> Use | str:
+    """Run a stand-in of the model with a stand-in body; return how it uses its logits.
 
     A sentence says why the model does not fit.
     """
+    on_path = _modules_on(module, path)
     inner = innermost(type(module).forward)
     why = READS_LOGITS if inner is not None and _names_logits(inner.__code__) else None
-    why = why or why_effects(module)
+    for one in (module, *on_path[:-1]):
+        why = why or why_effects(one)
     if why is not None:
         return why
     # Ones, because random values would advance the workload's random state.
-    hidden = torch.ones(1, 3, 8)
-    losses, outputs = _run_apart(module, _Watching(), hidden)
-    is_passed = len(losses) == 1 and isinstance(losses[0], _Watched)
-    if isinstance(outputs, str) or not is_passed:
+    hidden, losses = torch.ones(1, 3, 8), _Losses()
+    outputs = _run_apart(module, path, _Watching(), hidden, losses)
+    is_plain = [type(one) for one in losses.all] == [_Watched]
+    if isinstance(outputs, str) or not is_plain:
         is_read = isinstance(outputs, str) and READS_LOGITS in outputs
-        losses, outputs = _run_apart(module, _Deferring(), hidden)
-        if isinstance(outputs, str) and is_read:
-            return READS_LOGITS if losses else CHANGES_LOGITS
+        losses = _Losses()
+        head = _Deferring(_columns_of(on_path[-1]), losses.lose_by_torch)
+        outputs = _run_apart(module, path, head, hidden, losses)
         if isinstance(outputs, str):
-            return outputs
-        if len(losses) != 1 or not isinstance(losses[0], Deferred):
+            return (READS_LOGITS if losses.all else CHANGES_LOGITS) if is_read else outputs
+        if [type(one) for one in losses.all] != [Deferred] or losses.all[0].form() is None:
             return CHANGES_LOGITS
-        if shape_of(losses[0].applied_to) is None:
-            return CHANGES_LOGITS
-    return not is_passed if getattr(outputs, "logits", None) is losses[0] else CHANGES_LATER
+    logits = getattr(outputs, "logits", None)
+    return Use(is_plain, bool(losses.of_torch)) if _is_of(logits, losses.all[0]) else CHANGES_LATER
+
+
+def _columns_of(head: Module) -> int:
+    weight = head._parameters["weight"]
+    assert weight is not None
+    return weight.shape[0]
+
+
+def _is_of(logits: Any, lost: Any) -> bool:
+    """Return whether a loss got these logits, or what was done to them later."""
+    if isinstance(logits, Deferred) and isinstance(lost, Deferred):
+        return lost.steps[: len(logits.steps)] == logits.steps
+    return logits is lost
+
+
+def _torchs_loss() -> frozenset[Setting] | str:
+    """Return the settings in which the kernel computes torch's loss of logits of a linear layer."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kernel = kernel_named(KERNEL)
+    with probing(device) as generator:
+        hidden = torch.randn(6, 64, generator=generator).to(device)
+        weight = torch.randn(50, 64, generator=generator).to(device) / 3
+        targets = torch.arange(6, device=device) * 7
+
+        def agrees(setting: Setting) -> bool:
+            dtype, cast = setting
+            given = hidden.to(dtype), weight.to(dtype)
+            with autocast_of(device, cast):
+                original = functional.cross_entropy(functional.linear(*given), targets)
+                new = kernel.reference(*given, targets).to(original.dtype)
+            if are_alike(new, original):
+                return True
+            truth = kernel.truth(given[0].double(), given[1].double(), targets)
+            return is_more_exact(new, original, truth, cast or dtype)
+
+        return settings_where(agrees) or "it computes something else"
 
 
 def _names_logits(code: types.CodeType) -> bool:
@@ -227,31 +446,37 @@ def _names_logits(code: types.CodeType) -> bool:
     return "logits" in {*names_in(code), *code.co_consts}
 
 
-def _run_apart(module: Module, head: Module, hidden: Tensor) -> tuple[list[Any], Any]:
-    """Return what a stand-in gives to its loss, and its outputs, or why it failed."""
-    losses: list[Any] = []
-
-    def lose(logits: Any, labels: Any, vocab_size: Any, **kwargs: Any) -> Tensor:
-        losses.append(logits)
-        return torch.zeros(())
-
+def _run_apart(module: Module, path: Path, head: Module, hidden: Tensor, losses: _Losses) -> Any:
+    """Return the outputs of a stand-in with this head and these losses, or why it failed."""
     seen = torch.zeros(1, 3, dtype=torch.int64)
-    children: dict[str, Module | None] = {
-        name: head if name == HEAD else _Body(hidden, module.__dict__.get("num_experts"))
-        for name in module._modules
-    }
     try:
-        clone = stand_in(module, {}, children)
+        clone = _stand_in(module, path, head, hidden)
     except CannotCopyError as error:
-        return [], str(error)
-    clone.__dict__[ATTRIBUTE] = lose
+        return str(error)
+    clone.__dict__[ATTRIBUTE] = losses.lose
     clone.__dict__["training"] = True
     with probing(torch.device("cpu")):
         try:
             outputs = type(module).forward(clone, input_ids=seen, labels=seen)
         except CANNOT as error:
-            return losses, f"its forward needs more than a body and a head ({error})"
-    return losses, READS_LOGITS if _keeps(clone, outputs) else outputs
+            return f"its forward needs more than a body and a head ({error})"
+    return READS_LOGITS if _keeps(clone, outputs) else outputs
+
+
+def _stand_in(module: Module, path: Path, head: Module, hidden: Tensor) -> Module:
+    """Return a stand-in of a module with this head at the end of a path, and bodies beside it.
+
+    Raises:
+        CannotCopyError: an attribute cannot be copied.
+    """
+    num_experts = module.__dict__.get("num_experts")
+    children: dict[str, Module | None] = {
+        name: _Body(hidden, num_experts, one) for name, one in module._modules.items()
+    }
+    below = module._modules[path[0]]
+    assert below is not None
+    children[path[0]] = _stand_in(below, path[1:], head, hidden) if path[1:] else head
+    return stand_in(module, {}, children)
 
 
 def _keeps(module: Module, outputs: Any) -> bool:
@@ -283,89 +508,236 @@ class _Watching(Module):
 
 
 class _Fused:
-    """The loss function of one call, which gets the input of the head."""
+    """The losses of one call, which get the input of the head."""
 
-    def __init__(self, model: Any, known: Known, dispatcher: Dispatcher) -> None:
-        self._model, self._known, self._dispatcher = model, known, dispatcher
-        self.hidden: Any = None
-        self.logits: Any = None
-        """Logits of the head, if the kernel could not run."""
+    def __init__(
+        self, model: Any, head: Linear, known: Known | None, dispatcher: Dispatcher, state: _State
+    ) -> None:
+        self._model, self._head, self._known = model, head, known
+        self._dispatcher, self._state = dispatcher, state
+        self._logits: Tensor | None = None
+        self._passed: Any = None
+        self._has_loss = False
 
     def __call__(self, logits: Any, labels: Any, vocab_size: Any, *others: Any, **opt: Any) -> Any:
-        """Return the loss of these hidden states, or of the logits that stand for them."""
-        self.hidden, head = logits, self._model._modules[HEAD]
-        hidden: Any = logits
-        shape: Shape | None = PLAIN
-        if isinstance(logits, Deferred):
-            hidden, shape = logits.hidden, shape_of(logits.applied_to)
-        why = OTHER_SIZE if vocab_size != head.weight.shape[0] else ""
-        why = why or ("" if shape else CHANGES_LOGITS)
-        why = why or self._known.why_not(hidden, labels, vocab_size, opt)
-        function = None
-        if why or others:
-            self._dispatcher.leave_out(why or "it is called with more arguments by position")
+        """Return the model's own loss of these hidden states, or of what stands for logits."""
+        self._has_loss, self._passed = True, logits
+        hidden, form, why = self._rows_of(logits)
+        why = why or (OTHER_SIZE if vocab_size != self._head.weight.shape[0] else "")
+        why = why or ("it is called with more arguments by position" if others else "")
+        known = self._known
+        why = why or ("" if known is None else known.why_not(hidden, labels, vocab_size, opt))
+        if why or known is None:
+            self._dispatcher.leave_out(why or CHANGES_LOGITS)
         else:
-            rows, targets, *options = self._known.arguments_of(hidden, labels, opt)
-            options += () if shape is None or shape == PLAIN else shape
-            arguments = (rows, head.weight, targets, head.bias, *options)
-            function = self._decide(arguments)
-        if function is not None:
-            return divided(function(*arguments), opt.get("num_items_in_batch"))
-        self.logits = head(hidden)
-        if isinstance(logits, Deferred):
-            self.logits = logits.applied_to(self.logits)
+            loss = self._computed(*known.arguments_of(hidden, labels, opt), form=form)
+            if loss is not None:
+                return divided(loss, opt.get("num_items_in_batch"))
         # By keyword, as models call it.
-        named = {"logits": self.logits, "labels": labels, "vocab_size": vocab_size}
+        named = {"logits": self._made(logits), "labels": labels, "vocab_size": vocab_size}
         if others:
             return self._model.loss_function(*named.values(), *others, **opt)
         return self._model.loss_function(**named, **opt)
 
-    def _decide(self, arguments: tuple[Any, ...]) -> Callable[..., Any] | None:
+    def lose_by_torch(self, logits: Deferred, *args: Any, **kwargs: Any) -> Any:
+        """Return torch's loss of what stands for logits."""
+        self._has_loss = True
+        hidden, form, why = self._rows_of(logits)
+        asked = loss_arguments(hidden, *args, **kwargs)
+        if not isinstance(asked, tuple) or not _are_rows(hidden, asked[1]):
+            why = why or "torch's loss is called in another way than with rows and labels"
+        if why or not isinstance(asked, tuple):
+            self._dispatcher.leave_out(why)
+        else:
+            loss = self._computed(hidden, *asked[1:], form=form)
+            if loss is not None:
+                return loss if cast_of(hidden) else loss.to(logits.dtype)
+        return functional.cross_entropy(self._made(logits), *args, **kwargs)
+
+    def completed(self, outputs: Any) -> Any:
+        """Return a model's outputs without stand-ins of logits: with logits if it has no loss."""
+        if isinstance(outputs, tuple):
+            placed = [self._logits_for(one) for one in outputs]
+            return tuple(one for one in placed if one is not None)
+        named = {name: self._logits_for(one) for name, one in outputs.items()}
+        return type(outputs)(**{name: one for name, one in named.items() if one is not None})
+
+    def _logits_for(self, one: Any) -> Any:
+        if not isinstance(one, Deferred) and (self._passed is None or one is not self._passed):
+            return one
+        is_wanted = self._logits is not None or not self._has_loss
+        return self._made(one) if is_wanted else None
+
+    def _made(self, stand_in: Any) -> Any:
+        """Return logits in the place of a stand-in, or of the hidden states."""
+        is_noted = isinstance(stand_in, Deferred)
+        if self._logits is None:
+            self._logits = self._head(stand_in.hidden if is_noted else stand_in)
+        return stand_in.applied_to(self._logits) if is_noted else self._logits
+
+    def _rows_of(self, logits: Any) -> tuple[Any, Form, str]:
+        """Return the input of the head for these logits, what is done to them, and why not."""
+        if not isinstance(logits, Deferred):
+            return logits, Form(), ""
+        hidden, form, shape = logits.hidden, logits.form(), logits.shape
+        if form is None or shape[-1] != self._head.weight.shape[0]:
+            return hidden, Form(), CHANGES_LOGITS
+        bias = form.bias
+        if bias is not None and self._state.is_zero(bias):
+            form = form._replace(bias=None)
+        elif bias is not None and self._head.bias is not None:
+            return hidden, form, CHANGES_LOGITS
+        elif bias is not None and bias.dtype != (cast_of(hidden) or hidden.dtype):
+            return hidden, form, OTHER_DTYPE
+        return hidden.reshape(*shape[:-1], hidden.shape[-1]), form, ""
+
+    def _computed(self, rows: Tensor, targets: Tensor, *options: Any, form: Form) -> Tensor | None:
+        """Return the loss by a kernel; None: the original computes it."""
+        bias = self._head.bias if form.bias is None else form.bias.reshape(-1)
+        rows, weight, bias = (_autocast(one) for one in (rows, self._head.weight, bias))
+        options += () if form.shape == PLAIN else form.shape
+        decision = self._decide((rows, weight, targets, bias, *options))
+        function = decision.function
+        if function is None:
+            return None
+        ignore_index, _, reduction, *_ = options
+        # Inductor would compile anew for each number of rows.
+        is_free = reduction != "none" and decision.provider != INDUCTOR
+        if is_free and self._state.selects(targets, ignore_index):
+            counted = (targets != ignore_index).nonzero().view(-1)
+            rows, targets = rows.index_select(0, counted), targets.index_select(0, counted)
+        loss: Tensor = function(rows, weight, targets, bias, *options)
+        return loss
+
+    def _decide(self, arguments: tuple[Any, ...]) -> Decision:
         rows, weight, targets, bias, *options = arguments
         key = (key_of(rows, weight), targets.shape, bias is None, *options)
         decision = self._dispatcher.known.get(key)
         if decision is None:
             shape = (*rows.shape, weight.shape[0])
-            is_default = options == [IGNORE_INDEX, 0.0, "mean"]
+            is_default = tuple(options) == PLAIN_LOSS
             decision = self._dispatcher.decide(key, arguments, shape, is_default=is_default)
         decision.num_calls += 1
-        return decision.function
+        return decision
+
+
+def _are_rows(hidden: Tensor, targets: Any) -> bool:
+    """Return whether there is one index for each row of hidden states."""
+    is_index = isinstance(targets, Tensor) and targets.dtype == torch.int64
+    return is_index and hidden.dim() == 2 and hidden.shape[:1] == targets.shape
+
+
+def _autocast(one: Tensor | None) -> Any:
+    """Return the argument of a linear layer as autocast casts it."""
+    cast = None if one is None or one.dtype == torch.float64 else cast_of(one)
+    return one if one is None or cast is None else one.to(cast)
+
+
+class _State:
+    """What a site knows of its model's data: reading it makes the host wait, so it is kept."""
+
+    def __init__(self) -> None:
+        self._selects: bool | None = None
+        self._zero: tuple[Tensor, int, bool] | None = None
+
+    def selects(self, targets: Tensor, ignore_index: int) -> bool:
+        """Return whether few labels counted when this was asked for the first time."""
+        if targets.is_cuda and torch.cuda.is_current_stream_capturing():
+            return False
+        if self._selects is None:
+            share = (targets != ignore_index).float().mean()
+            self._selects = bool(share <= FEW_LABELS)
+        return self._selects
+
+    def is_zero(self, bias: Tensor) -> bool:
+        """Return whether a bias is all zeros, and gets no gradient."""
+        if bias.requires_grad or bias.is_inference():
+            return False
+        known = self._zero
+        if known is None or known[0] is not bias or known[1] != bias._version:
+            if bias.is_cuda and torch.cuda.is_current_stream_capturing():
+                return False
+            known = self._zero = (bias, bias._version, not bool(bias.any()))
+        return known[2]
 
 
 def _site(
     name: str,
     module: Module,
+    path: Path,
     function: Callable[..., Any],
-    known: Known,
+    known: Known | frozenset[Setting],
     request: Request,
-    *,
-    shapes: bool,
+    use: Use,
 ) -> Site:
-    dispatcher = Dispatcher(request.kernels[KERNEL], request.providers, known.settings)
+    loss = known if isinstance(known, Known) else None
+    settings = known.settings if isinstance(known, Known) else known
+    dispatcher = Dispatcher(request.kernels[KERNEL], request.providers, settings)
     switch = Switch()
     original = type(module).forward
     own = module.__dict__.get(ATTRIBUTE)
-    head = _Deferring() if shapes else _Passing()
-    put = bound(_headless(original, own, known, dispatcher, switch, head), original, switch)
+    call = _Call(path, own, loss, dispatcher, use)
+    put = bound(_headless(original, call, dispatcher, switch), original, switch)
 
     def why(owner: Any) -> str | None:
         # Another site may have replaced it.
-        loss = owner.__dict__.get(ATTRIBUTE)
-        return None if isinstance(loss, Loss) else why_changed(function, known, owner)
+        now = owner.__dict__.get(ATTRIBUTE)
+        if loss is None or isinstance(now, Loss):
+            return None
+        return why_changed(function, loss, owner)
 
     return Site(name, module, put, dispatcher, switch=switch, why_changed=why)
 
 
+class _Call:
+    """Calls of a model without its head."""
+
+    def __init__(
+        self, path: Path, own: object, known: Known | None, dispatcher: Dispatcher, use: Use
+    ) -> None:
+        self._path, self._own, self._known, self._use = path, own, known, use
+        self._dispatcher, self._state = dispatcher, _State()
+        self._is_changed = None if known is None else changes_of(known.reads)
+
+    def why_not(self, model: Any) -> str:
+        """Return why this call needs logits; empty: it does not."""
+        on_path = _modules_on(model, self._path)
+        if not on_path or type(on_path[-1]) is not Linear:
+            title = _title(on_path[-1]) if on_path else "part of another module"
+            return f"its head is a {title} now, not a torch.nn.Linear"
+        if not all(map(is_passed_over, on_path)):
+            return "its head has hooks"
+        loss = model.__dict__.get(ATTRIBUTE)
+        if loss is not self._own and not isinstance(loss, Loss):
+            return "it has another loss now"
+        return CHANGED if self._is_changed is not None and self._is_changed(model) else ""
+
+    def run(self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run the original forward of a model, with a stand-in of its head."""
+        on_path = [model, *_modules_on(model, self._path)]
+        fused = _Fused(model, on_path[-1], self._known, self._dispatcher, self._state)
+        num_columns = on_path[-1].weight.shape[0]
+        below: Module = _Deferring(num_columns, fused.lose_by_torch)
+        if self._use.is_plain:
+            below = _Passing()
+        calls = []
+        for name, module in reversed(list(zip(self._path, on_path, strict=False))):
+            others = {ATTRIBUTE: fused} if module is model else {}
+            calls.append(CallProxy(module, {**module._modules, name: below}, **others))
+            below = calls[-1].clone
+        try:
+            outputs = original(below, *args, **kwargs)
+        finally:
+            for call in calls:
+                call.copy_back()
+        return fused.completed(outputs)
+
+
 def _headless(
-    original: Callable[..., Any],
-    own: object,
-    known: Known,
-    dispatcher: Dispatcher,
-    switch: Switch,
-    head: Module,
+    original: Callable[..., Any], call: _Call, dispatcher: Dispatcher, switch: Switch
 ) -> Callable[..., Any]:
-    """Return the forward of a model without its head, in whose place `head` stands."""
-    note, is_changed = dispatcher.noting(), changes_of(known.reads)
+    """Return the forward of a model that runs without its head where it can."""
+    note = dispatcher.noting()
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if switch.owner is not self or kwargs.get("labels") is None:
@@ -373,43 +745,15 @@ def _headless(
         if is_compiling():
             note(False)
             return original(self, *args, **kwargs)
-        if not (self.training and torch.is_grad_enabled()):
-            dispatcher.leave_out("the model is not training: its logits may be wanted")
-            return original(self, *args, **kwargs)
-        why = _why_not_now(self, own)
-        if is_changed is not None and is_changed(self):
-            why = why or CHANGED
+        why = "the model is not training: its logits may be wanted"
+        if self.training and torch.is_grad_enabled():
+            why = call.why_not(self)
         if why:
             dispatcher.leave_out(why)
             return original(self, *args, **kwargs)
-        fused = _Fused(self, known, dispatcher)
-        call = CallProxy(self, {**self._modules, HEAD: head}, **{ATTRIBUTE: fused})
-        try:
-            outputs = original(call.clone, *args, **kwargs)
-        finally:
-            call.copy_back()
-        return _with_logits(outputs, fused.hidden, fused.logits)
+        return call.run(original, self, *args, **kwargs)
 
     return forward
-
-
-def _why_not_now(model: Any, own: object) -> str:
-    """Return why this call needs logits; empty: it does not."""
-    head, loss = model._modules[HEAD], model.__dict__.get(ATTRIBUTE)
-    if type(head) is not Linear:
-        return f"its head is a {_title(head)} now, not a torch.nn.Linear"
-    if not is_passed_over(head):
-        return "its head has hooks"
-    return "" if loss is own or isinstance(loss, Loss) else "it has another loss now"
-
-
-def _with_logits(outputs: Any, hidden: Tensor | None, logits: Tensor | None) -> Any:
-    """Return a model's outputs with these logits, or without, instead of the hidden states."""
-    if isinstance(outputs, tuple):
-        placed = [logits if one is hidden else one for one in outputs]
-        return tuple(one for one in placed if one is not None)
-    named = {name: logits if one is hidden else one for name, one in outputs.items()}
-    return type(outputs)(**{name: one for name, one in named.items() if one is not None})
 
 
 FAMILY = Family(kernels=(KERNEL,), find=find)

@@ -74,7 +74,10 @@ class Known:
         if not all(isinstance(one, Tensor) for one in tensors if one is not None):
             return "it is called in another way than with logits and labels"
         targets = labels if options.get("shift_labels") is None else options["shift_labels"]
-        if targets is None or logits.shape[:-1] != targets.shape or logits.dim() != 3:
+        # A shift is along the tokens of a batch of sequences.
+        dims = (3,) if self.is_shifted else (2, 3)
+        fits = targets is not None and logits.shape[:-1] == targets.shape
+        if not fits or logits.dim() not in dims:
             return "its logits and labels have other dimensions"
         return ""
 
@@ -300,11 +303,19 @@ class _Probe:
             ignored = options.get("ignore_index", IGNORE_INDEX)
             labels = labels.masked_fill(labels == IGNORE_INDEX, ignored)
             logits = logits.to(setting[0])
-            with autocast_of(self._device, setting[1]):
-                original = self._function(logits, labels, VOCABULARY, **options)
-            if not are_alike(self._replaced(logits, labels, options), original):
+            given = [(logits, labels)]
+            if not self._is_shifted:
+                given.append((logits.flatten(0, 1), labels.flatten()))
+            if not all(self._are_alike(*one, setting, options) for one in given):
                 return False
         return True
+
+    def _are_alike(
+        self, logits: Tensor, labels: Tensor, setting: Setting, options: dict[str, Any]
+    ) -> bool:
+        with autocast_of(self._device, setting[1]):
+            original = self._function(logits, labels, VOCABULARY, **options)
+        return are_alike(self._replaced(logits, labels, options), original)
 
     def _replaced(self, logits: Tensor, labels: Tensor, options: dict[str, Any]) -> Any:
         arguments = arguments_of(logits, labels, options, is_shifted=self._is_shifted)

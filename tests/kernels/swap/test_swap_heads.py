@@ -1,0 +1,340 @@
+"""Heads with torch's own loss, heads inside other modules, and labels of which few count."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import tests.kernel_interpreter  # noqa: F401 - first, before anything imports Triton.
+from kprof.kernels.swap.swapping import swapped
+from tests.kernels.swap.reasons import ANOTHER_LOSS, CHANGES_LOGITS, HEAD_HOOKS
+from tests.kernels.swap.test_swap_losses import LABELS, TOKENS, CausalLM, Output, Shaped, V
+from tests.kernels.swap.test_swap_losses import H as WIDTH
+
+KERNEL = "linear_cross_entropy=eager"
+FEW = torch.full_like(LABELS, -100).index_put(
+    (torch.tensor([0, 1]), torch.tensor([3, 1])), torch.tensor([4, 9])
+)
+
+
+class Transform(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+
+    def forward(self, hidden):
+        return self.norm(functional.gelu(self.dense(hidden)))
+
+
+class Predictions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.transform, self.decoder = Transform(), nn.Linear(WIDTH, V)
+
+    def forward(self, hidden):
+        return self.decoder(self.transform(hidden))
+
+
+class Wrapped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.predictions = Predictions()
+
+    def forward(self, hidden):
+        return self.predictions(hidden)
+
+
+class MaskedLM(CausalLM):
+    """As BERT: its head is inside two modules, and has a bias; its loss is torch's."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.cls = Wrapped()
+        del self.lm_head
+        self.options = options
+
+    def get_output_embeddings(self):
+        return self.cls.predictions.decoder
+
+    def forward(self, input_ids, labels=None):
+        logits = self.cls(self.model(input_ids).last_hidden_state)
+        loss = None
+        if labels is not None:
+            loss = nn.CrossEntropyLoss(**self.options)(logits.view(-1, V), labels.view(-1))
+        return Output(loss=loss, logits=logits)
+
+
+class Seq2Seq(CausalLM):
+    """As T5 and BART: hidden states are scaled, and a buffer is added to logits."""
+
+    def __init__(self, bias):
+        super().__init__()
+        self.bias = nn.Buffer(bias.view(1, -1))
+
+    def forward(self, input_ids, labels=None):
+        hidden = self.model(input_ids).last_hidden_state * WIDTH**-0.5
+        logits = self.lm_head(hidden)
+        logits = logits + self.bias.to(logits.device)
+        labels = labels.to(logits.device)
+        loss = nn.CrossEntropyLoss()(logits.view(-1, logits.size(-1)), labels.view(-1))
+        return Output(loss=loss, logits=logits)
+
+
+class Sparse(CausalLM):
+    """As ModernBERT with sparse prediction: it selects the rows of labels that count."""
+
+    @staticmethod
+    def loss(logits, labels, vocab_size, **_):
+        return functional.cross_entropy(logits.float().view(-1, vocab_size), labels.view(-1))
+
+    def forward(self, input_ids, labels=None):
+        hidden = self.model(input_ids).last_hidden_state
+        labels = labels.view(-1)
+        hidden = hidden.view(labels.shape[0], -1)[labels != -100]
+        logits = self.lm_head(hidden)
+        loss = self.loss_function(logits, labels[labels != -100], vocab_size=V)
+        return Output(loss=loss, logits=logits)
+
+
+def trained(model, labels=LABELS, cast=None):
+    model.zero_grad()
+    torch.manual_seed(4)
+    with torch.autocast("cpu", cast, enabled=cast is not None):
+        output = model(TOKENS, labels=labels)
+    output.loss.backward()
+    return output.loss.detach(), *(one.grad.clone() for one in model.parameters())
+
+
+def only_site(swap):
+    (site,) = [one for one in swap.sites if one.kernel == "linear_cross_entropy"]
+    return site
+
+
+ROW = torch.linspace(-1, 1, V)
+MODELS = {
+    "bert": MaskedLM,
+    "smoothed": lambda: MaskedLM(label_smoothing=0.1),
+    "summed": lambda: MaskedLM(reduction="sum"),
+    "t5": lambda: Seq2Seq(torch.zeros(V)),
+    "bart": lambda: Seq2Seq(ROW),
+    "modernbert": Sparse,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("labels", [LABELS, FEW])
+def test_heads_with_their_loss_have_the_same_loss_and_gradients(name, labels):
+    torch.manual_seed(0)
+    model = MODELS[name]().train()
+    wanted = trained(model, labels)
+    with swapped(model, KERNEL) as swap:
+        torch.testing.assert_close(trained(model, labels), wanted)
+        assert model(TOKENS, labels=labels).logits is None
+    assert (only_site(swap).num_replaced, only_site(swap).num_fallen_back) == (2, 0)
+
+
+@pytest.mark.parametrize("name", ["bert", "t5", "modernbert"])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_loss_in_16_bits_or_under_autocast_has_the_dtype_that_it_had(name, dtype):
+    torch.manual_seed(0)
+    model = MODELS[name]().train().to(dtype or torch.float32)
+    cast = None if dtype else torch.bfloat16
+    wanted = trained(model, cast=cast)
+    with swapped(model, KERNEL) as swap:
+        found = trained(model, cast=cast)
+    assert only_site(swap).num_replaced == 1
+    torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
+
+
+def test_a_bias_that_widens_logits_under_autocast_keeps_them():
+    model = Seq2Seq(ROW).train()
+    wanted = trained(model, cast=torch.bfloat16)
+    with swapped(model, KERNEL) as swap:
+        torch.testing.assert_close(trained(model, cast=torch.bfloat16), wanted)
+        model.bias.zero_()
+        trained(model, cast=torch.bfloat16)
+    assert (only_site(swap).num_replaced, only_site(swap).num_fallen_back) == (1, 1)
+
+
+class Logits(TorchDispatchMode):
+    """Notes the rows of products with a column for each token of the vocabulary."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_rows = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if "mm" in function.__name__ and result.shape[-1] == V:
+            self.num_rows.add(result.shape[0])
+        return result
+
+
+@pytest.mark.parametrize(("labels", "num_rows"), [(LABELS, 10), (FEW, 2)])
+def test_rows_whose_labels_do_not_count_have_no_logits(labels, num_rows):
+    model = MaskedLM().train()
+    with swapped(model, KERNEL), Logits() as logits:
+        model(TOKENS, labels=labels)
+    assert logits.num_rows == {num_rows}
+
+
+def test_a_batch_without_labels_has_the_loss_and_gradients_that_it_had():
+    model, none = MaskedLM().train(), torch.full_like(LABELS, -100)
+    wanted = trained(model, none)
+    with swapped(model, KERNEL) as swap:
+        torch.testing.assert_close(trained(model, none), wanted, equal_nan=True)
+    assert only_site(swap).num_replaced == 1
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_torchs_loss_may_be_swapped_too(is_whole):
+    torch.manual_seed(0)
+    model = MaskedLM().train()
+    wanted = trained(model)
+    with swapped(None if is_whole else model, KERNEL, "cross_entropy=eager") as swap:
+        torch.testing.assert_close(trained(model), wanted)
+    called = {one.kernel: one.num_replaced for one in swap.sites if one.num_replaced}
+    assert called == {"linear_cross_entropy": 1}
+
+
+def test_classes_with_weights_have_their_logits():
+    model = MaskedLM(weight=torch.linspace(0.5, 2, V)).train()
+    torch.manual_seed(4)
+    wanted = model(TOKENS, labels=LABELS)
+    torch.manual_seed(4)
+    with swapped(model, KERNEL) as swap:
+        found = model(TOKENS, labels=LABELS)
+    torch.testing.assert_close(dict(found), dict(wanted))
+    assert (only_site(swap).num_replaced, only_site(swap).num_fallen_back) == (0, 1)
+
+
+@pytest.mark.parametrize("place", ["cls", "cls.predictions", "cls.predictions.decoder"])
+def test_hooks_around_a_head_see_its_logits(place):
+    model, seen = MaskedLM().train(), []
+    model.get_submodule(place).register_forward_hook(lambda *of: seen.append(of[2].shape))
+    with swapped(model, KERNEL) as swap:
+        assert model(TOKENS, labels=LABELS).logits is not None
+    assert (seen, only_site(swap).calls[0].why) == ([(2, 5, V)], HEAD_HOOKS)
+
+
+def test_logits_are_there_without_training_and_without_labels():
+    model = MaskedLM()
+    with swapped(model, KERNEL) as swap:
+        assert model(TOKENS).logits.shape == (2, 5, V)
+        model.eval()
+        assert model(TOKENS, labels=LABELS).logits.shape == (2, 5, V)
+    assert only_site(swap).num_replaced == 0
+
+
+def test_modules_around_a_head_keep_what_their_code_writes():
+    class Counting(Predictions):
+        calls = 0
+
+        def forward(self, hidden):
+            self.calls = self.calls + 1
+            return super().forward(hidden)
+
+    model = MaskedLM().train()
+    model.cls.predictions = Counting()
+    with swapped(model, KERNEL) as swap:
+        trained(model)
+    assert (model.cls.predictions.calls, only_site(swap).num_replaced) == (1, 1)
+
+
+WRITES = [
+    lambda logits: logits.mul_(0.5),
+    lambda logits: (logits.mul_(0.5), logits)[1],
+    lambda logits: logits if logits.ndim == 2 else 0.5 * logits.square(),
+    lambda logits: logits.transpose(0, 1),
+    lambda logits: logits + torch.linspace(-1, 1, 5).view(5, 1),
+    lambda logits: 0.5 * logits + ROW,
+]
+
+
+@pytest.mark.parametrize("shape", WRITES)
+def test_a_model_that_does_more_with_its_logits_keeps_its_head(shape):
+    with swapped(Shaped(shape), KERNEL) as swap:
+        pass
+    assert swap.sites[0].skipped is not None
+
+
+def test_a_bias_before_a_scale_is_that_of_the_head():
+    torch.manual_seed(0)
+    model = Shaped(lambda logits: 0.5 * (logits + ROW))
+    wanted = model(TOKENS, labels=LABELS)
+    torch.manual_seed(0)
+    model = Shaped(lambda logits: 0.5 * (logits + ROW))
+    with swapped(model, KERNEL) as swap:
+        torch.testing.assert_close(model(TOKENS, labels=LABELS).loss, wanted.loss)
+    assert swap.sites[0].num_replaced == 1
+
+
+def rows_by_token(logits, labels):
+    rows = logits.transpose(0, 1).reshape(-1, V)
+    return functional.cross_entropy(rows, labels.reshape(-1))
+
+
+def test_rows_in_another_order_keep_their_logits():
+    class Other(CausalLM):
+        def forward(self, input_ids, labels=None):
+            logits = self.lm_head(self.model(input_ids).last_hidden_state)
+            return Output(loss=rows_by_token(logits, labels), logits=logits)
+
+    with swapped(Other(), KERNEL) as swap:
+        pass
+    assert swap.sites[0].skipped == CHANGES_LOGITS
+
+
+def test_another_loss_in_the_place_of_the_models_counts():
+    model = MaskedLM().train()
+    with swapped(model, KERNEL) as swap:
+        model.__dict__["_loss_function"] = lambda logits, labels, vocab_size, **_: logits.sum()
+        assert model(TOKENS, labels=LABELS).logits is not None
+    assert only_site(swap).calls[0].why == ANOTHER_LOSS
+
+
+SIZES = {"vocab_size": 32, "pad_token_id": 0, "max_position_embeddings": 16}
+OF_ENCODERS = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+OF_ENCODERS |= {"num_attention_heads": 2, **SIZES}
+OF_BART = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16}
+OF_BART |= {"decoder_ffn_dim": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+OF_T5 = {"d_model": 16, "d_ff": 16, "d_kv": 8, "num_layers": 1, "num_heads": 2}
+OF_T5 |= {"decoder_start_token_id": 0, "vocab_size": 32}
+HUGGING_FACE = {
+    "Bert:MaskedLM": OF_ENCODERS,
+    "Roberta:MaskedLM": OF_ENCODERS,
+    "ModernBert:MaskedLM": {**OF_ENCODERS, "sparse_prediction": True},
+    "T5:ConditionalGeneration": OF_T5,
+    "Bart:ConditionalGeneration": {**OF_BART, **SIZES},
+}
+
+
+@pytest.mark.parametrize("cast", [None, torch.bfloat16])
+@pytest.mark.parametrize("name", HUGGING_FACE)
+def test_heads_of_hugging_face_have_the_same_loss_and_gradients(name, cast):
+    transformers = pytest.importorskip("transformers")
+    family, _, task = name.partition(":")
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**HUGGING_FACE[name])
+    model = getattr(transformers, f"{family}For{task}")(config).train()
+    tokens = torch.arange(24).view(2, 12) % 11 + 3
+    labels = tokens.masked_fill(tokens % 7 > 0, -100)
+
+    def found():
+        model.zero_grad()
+        torch.manual_seed(4)
+        with torch.autocast("cpu", cast, enabled=cast is not None):
+            loss = model(tokens, labels=labels).loss
+        loss.backward()
+        grads = [one.grad for one in model.parameters() if one.grad is not None]
+        return loss.detach(), torch.cat([one.flatten() for one in grads])
+
+    wanted = found()
+    with swapped(model, KERNEL) as swap:
+        loss, grads = found()
+    assert (only_site(swap).num_replaced, only_site(swap).num_fallen_back) == (1, 0)
+    most = 1e-4 if cast is None else 2e-2
+    assert loss.dtype == wanted[0].dtype
+    torch.testing.assert_close(loss, wanted[0], rtol=most, atol=0)
+    assert torch.linalg.vector_norm(grads - wanted[1]) <= most * torch.linalg.vector_norm(wanted[1])
