@@ -102,8 +102,13 @@ def chosen(a: Variant, options: AbOptions, folder: Path, raw: Path, tell: Tell) 
     try:
         choice = choose(a, options, folder, raw, tell)
     except NothingPaysError:
-        none = read_choice(folder / CHOICE)
-        if all(one.why or one.ratio is not None for one in none.tried) and not none.is_unjudged:
+        # There is none where the budget was over before a kernel was tried.
+        none = read_choice(folder / CHOICE) if (folder / CHOICE).exists() else Choice(())
+        if (
+            none.tried
+            and all(one.why or one.ratio is not None for one in none.tried)
+            and not none.is_unjudged
+        ):
             keep_choice(facts, none)
         raise
     keep_choice(facts, choice)
@@ -603,18 +608,18 @@ def _nothing_timed(
     name = options.words[0]
     num_waiting = _num_without_gpu(found.values())
     if all(one.why for one in found.values()) and num_waiting:
-        return KprofError(
+        return UndecidedError(
             f"{counted(num_waiting, 'kernel')} with calls in {name} could not run: its tensors are "
             "not on a GPU",
             fix="run it on a GPU; kprof run shows what limits it here",
         )
     if all(one.why for one in found.values()):
-        return KprofError(
+        return NothingPaysError(
             f"no kernel has a call in {name}",
             fix="kprof kernels list says what kernels replace; kprof run shows what limits it",
         )
     if not has_time:
-        return KprofError(
+        return UndecidedError(
             f"the steps of {name} are too long to try kernels one by one in "
             f"{options.budget_s or BUDGET_S:.0f} s",
             fix="give more time (--budget), or name kernels: --swap NAMES",

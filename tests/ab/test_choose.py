@@ -517,6 +517,8 @@ def test_no_kernel_has_a_call_only_where_each_was_tried(monkeypatch, tmp_path, d
     # The choice goes on for the ones that were not tried yet.
     assert process.is_enough is says_no_call
     assert ("kernels list" in error.value.fix) is says_no_call
+    # That no kernel has a call is an answer; a workload that ends too early is an error.
+    assert error.value.exit_code == (1 if says_no_call else 2)
 
 
 def test_a_workload_without_a_gpu_is_told_to_run_on_one(monkeypatch, tmp_path):
@@ -525,6 +527,7 @@ def test_a_workload_without_a_gpu_is_told_to_run_on_one(monkeypatch, tmp_path):
         chosen(monkeypatch, tmp_path, ends_after(3, drops=drops, why=NEEDS_GPU))
     assert NEEDS_GPU in error.value.problem
     assert "run it on a GPU" in error.value.fix
+    assert error.value.exit_code == 3
 
 
 def test_steps_that_are_too_long_for_a_choice_are_not_called_too_few(monkeypatch, tmp_path):
@@ -532,6 +535,7 @@ def test_steps_that_are_too_long_for_a_choice_are_not_called_too_few(monkeypatch
         chosen(monkeypatch, tmp_path, ends_after(3), budget_s=-1.0)
     # Nor is the output shown, in which a workload that ended says why.
     assert "output" not in error.value.fix
+    assert error.value.exit_code == 3
 
 
 def test_reasons_found_before_a_crash_are_kept(monkeypatch, tmp_path):
@@ -738,6 +742,15 @@ def test_that_no_kernel_pays_is_known_the_second_time(monkeypatch, tmp_path):
         with pytest.raises(NothingPaysError):
             kept_twice(monkeypatch, tmp_path, process) if number == "a" else again(tmp_path)
     assert len(process.names) == 1
+
+
+def test_that_no_kernel_has_a_call_is_known_the_second_time(monkeypatch, tmp_path):
+    process = ends_after(3, drops=("rope,adamw", "rope=kprof", "adamw=kprof"))
+    for number in ("a", "b"):
+        (tmp_path / number).mkdir()
+        with pytest.raises(NothingPaysError) as error:
+            kept_twice(monkeypatch, tmp_path, process) if number == "a" else again(tmp_path)
+        assert error.value.exit_code == 1
 
 
 def again(folder):
