@@ -97,6 +97,39 @@ class Sparse(CausalLM):
         return Output(loss=loss, logits=logits)
 
 
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + self.layer(x)
+
+
+class OwnGPT(nn.Module):
+    """As nanoGPT: its parts are its own, its loss is torch's function, it returns a pair."""
+
+    def __init__(self):
+        super().__init__()
+        parts = {"wte": nn.Embedding(V, WIDTH), "wpe": nn.Embedding(8, WIDTH)}
+        parts |= {"drop": nn.Dropout(0.5), "h": nn.ModuleList([Block(), Block()])}
+        self.transformer = nn.ModuleDict({**parts, "ln_f": nn.LayerNorm(WIDTH)})
+        self.lm_head = nn.Linear(WIDTH, V, bias=False)
+        self.transformer.wte.weight = self.lm_head.weight
+
+    def forward(self, idx, targets=None):
+        places = torch.arange(idx.size()[1], device=idx.device)
+        x = self.transformer.drop(self.transformer.wte(idx) + self.transformer.wpe(places))
+        for block in self.transformer.h:
+            x = block(x)
+        x = self.transformer.ln_f(x)
+        if targets is None:
+            return self.lm_head(x[:, [-1], :]), None
+        logits = self.lm_head(x)
+        rows, places = logits.view(-1, logits.size(-1)), targets.view(-1)
+        return logits, functional.cross_entropy(rows, places, ignore_index=-1)
+
+
 def trained(model, labels=LABELS, cast=None):
     model.zero_grad()
     torch.manual_seed(4)
@@ -109,6 +142,40 @@ def trained(model, labels=LABELS, cast=None):
 def only_site(swap):
     (site,) = [one for one in swap.sites if one.kernel == "linear_cross_entropy"]
     return site
+
+
+@pytest.mark.parametrize("cast", [None, torch.bfloat16])
+def test_a_model_of_ones_own_is_trained_without_logits(cast):
+    torch.manual_seed(0)
+    model, targets = OwnGPT().train(), LABELS.masked_fill(LABELS < 0, -1)
+
+    def step():
+        model.zero_grad()
+        torch.manual_seed(4)
+        with torch.autocast("cpu", cast, enabled=cast is not None):
+            logits, loss = model(TOKENS, targets)
+        loss.backward()
+        return logits, (loss.detach(), *(one.grad.clone() for one in model.parameters()))
+
+    _, wanted = step()
+    with swapped(model, KERNEL) as swap:
+        logits, found = step()
+        assert model(TOKENS)[0].shape == (2, 1, V)
+        assert model.eval()(TOKENS, targets)[0].shape == (2, 5, V)
+    most = {"rtol": 2e-2, "atol": 2e-2} if cast else {}
+    torch.testing.assert_close(found, wanted, **most)
+    assert (logits, only_site(swap).num_replaced) == (None, 1)
+
+
+def test_a_compiled_model_of_ones_own_keeps_its_logits_in_one_graph():
+    torch.compiler.reset()
+    model = OwnGPT().eval()
+    wanted = model(TOKENS, LABELS.clamp_min(0))
+    with swapped(model, KERNEL) as swap:
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        found = compiled(TOKENS, LABELS.clamp_min(0))
+    torch.testing.assert_close(found, wanted)
+    assert only_site(swap).calls[0].is_compiled
 
 
 ROW = torch.linspace(-1, 1, V)

@@ -11,6 +11,7 @@ Where few labels count, as in masked language models, the kernel gets the rows o
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import operator
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
-from torch.nn import Linear, Module, functional
+from torch.nn import Embedding, Linear, Module, functional
 
 from kprof.kernels import kernel_named
 from kprof.kernels.cross_entropy.linear_cross_entropy import PLAIN, Shape
@@ -54,9 +55,11 @@ from kprof.kernels.swap.sites import Family
 from kprof.kernels.swap.sites.losses import (
     ATTRIBUTE,
     OTHER_SIZE,
+    PROPERTY,
     Known,
     Loss,
     divided,
+    has_torchs_loss,
     known_loss,
     loss_of,
     why_changed,
@@ -65,6 +68,8 @@ from kprof.kernels.swap.translate import PLAIN_LOSS, loss_arguments
 
 KERNEL = "linear_cross_entropy"
 HEAD = "lm_head"
+# Names of the argument with the labels.
+LABELS = ("labels", "targets", "target")
 CHANGES_LOGITS = "it changes its logits before the loss"
 CHANGES_LATER = "it changes its logits after the loss"
 READS_LOGITS = "it reads or keeps its logits besides the loss"
@@ -95,22 +100,37 @@ class _Body(Module):
 
     def __init__(self, hidden: Tensor, num_experts: object, replaced: Module | None) -> None:
         super().__init__()
-        self.__dict__["last_hidden_state"] = hidden
-        self.__dict__["names"] = frozenset(() if replaced is None else replaced._modules)
+        self.__dict__.update(last_hidden_state=hidden, replaced=replaced)
         if isinstance(num_experts, int):
             routed = torch.ones(hidden.shape[1], num_experts)
             self.__dict__["router_logits"] = (routed,)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return itself, with the attributes of a body's output; after the body, the input."""
-        is_after = bool(args) and isinstance(args[0], Tensor) and args[0].is_floating_point()
-        return args[0] if is_after else self
+        """Return itself, with the attributes of a body's output.
+
+        Parts of a body return what they do: embeddings hidden states, later ones their input.
+        """
+        first = args[0] if args and isinstance(args[0], Tensor) else None
+        if first is not None and isinstance(self.__dict__["replaced"], Embedding):
+            return torch.ones(*first.shape, self.__dict__["last_hidden_state"].shape[-1])
+        return first if first is not None and first.is_floating_point() else self
 
     def __getattr__(self, name: str) -> _Body | None:
-        return self if name in self.__dict__["names"] else None
+        return self._parts(name).get(name)
 
-    def __getitem__(self, place: int) -> Tensor | None:
-        return self.last_hidden_state if place == 0 else None
+    def __getitem__(self, place: Any) -> Any:
+        part = self._parts(str(place)).get(str(place))
+        return self.__dict__["last_hidden_state"] if part is None and place == 0 else part
+
+    def __iter__(self) -> Iterator[_Body]:
+        return iter(self._parts().values())
+
+    def _parts(self, *names: str) -> dict[str, _Body]:
+        """Return stand-ins of these children, or of all."""
+        hidden, replaced = self.__dict__["last_hidden_state"], self.__dict__["replaced"]
+        children = {} if replaced is None else replaced._modules
+        asked = [one for one in names or children if one in children]
+        return {name: _Body(hidden, None, children[name]) for name in asked}
 
 
 class Step(NamedTuple):
@@ -291,8 +311,11 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
     if not isinstance(root, Module):
         return
     for name, module in python_modules(root):
-        function, path = loss_of(module), _path_to_head(module)
-        if function is None or path is None:
+        labels, function = _labels_of(type(module).forward), loss_of(module)
+        if labels is None or (function is None and not has_torchs_loss(module)):
+            continue
+        path = _path_to_head(module)
+        if path is None:
             continue
         label = name or type(module).__name__
         why: str | None = _why_not(module, path, function)
@@ -300,13 +323,38 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
         known: Known | frozenset[Setting] | str = ""
         if isinstance(use, Use):
             known = request.once(("torchs loss",), _torchs_loss)
-            if not use.has_torchs_loss:
+            if not use.has_torchs_loss and function is not None:
                 known = request.once(("loss", function), known_loss, function)
         if isinstance(use, str) or isinstance(known, str):
             why = use if isinstance(use, str) else str(known)
             yield Skip(label, KERNEL, type(module).__name__, why)
         else:
-            yield _site(label, module, path, function, known, request, use)
+            known_call = _Call(path, labels, module, known, use)
+            yield _site(label, module, function, known_call, request)
+
+
+class Labels(NamedTuple):
+    """The argument of a forward with the labels, and the first one, with the tokens."""
+
+    name: str
+    place: int
+    """Behind the module itself."""
+    name_of_tokens: str
+
+    def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the labels of a call; None: it has none."""
+        return args[self.place] if len(args) > self.place else kwargs.get(self.name)
+
+
+@functools.cache
+def _labels_of(forward: Callable[..., Any]) -> Labels | None:
+    """Return the labels of a forward; None: it has none."""
+    names = list(inspect.signature(forward).parameters)[1:]
+    found = next((one for one in LABELS if one in names), None)
+    tokens = next((one for one in ("input_ids", *names) if one in names), None)
+    if found is None or tokens is None:
+        return None
+    return Labels(found, names.index(found), tokens)
 
 
 def _path_to_head(module: Module) -> Path | None:
@@ -402,6 +450,8 @@ def _use_of_logits(module: Module, path: Path) -> Use | str:
         if [type(one) for one in losses.all] != [Deferred] or losses.all[0].form() is None:
             return CHANGES_LOGITS
     logits = getattr(outputs, "logits", None)
+    if type(outputs) is tuple:
+        logits = next((one for one in outputs if isinstance(one, (Deferred, _Watched))), None)
     return Use(is_plain, bool(losses.of_torch)) if _is_of(logits, losses.all[0]) else CHANGES_LATER
 
 
@@ -457,7 +507,10 @@ def _run_apart(module: Module, path: Path, head: Module, hidden: Tensor, losses:
     clone.__dict__["training"] = True
     with probing(torch.device("cpu")):
         try:
-            outputs = type(module).forward(clone, input_ids=seen, labels=seen)
+            labels = _labels_of(type(module).forward)
+            assert labels is not None
+            given = {labels.name_of_tokens: seen, labels.name: seen}
+            outputs = type(module).forward(clone, **given)
         except CANNOT as error:
             return f"its forward needs more than a body and a head ({error})"
     return READS_LOGITS if _keeps(clone, outputs) else outputs
@@ -483,6 +536,8 @@ def _keeps(module: Module, outputs: Any) -> bool:
     """Return whether a model keeps its logits, or returns what it makes of them."""
     kinds, named = (Deferred, _Watched), outputs if isinstance(outputs, Mapping) else {}
     returned = [one for name, one in named.items() if name != "logits"]
+    if type(outputs) is tuple and sum(isinstance(one, kinds) for one in outputs) > 1:
+        return True
     return any(isinstance(one, kinds) for one in (*module.__dict__.values(), *returned))
 
 
@@ -557,8 +612,10 @@ class _Fused:
     def completed(self, outputs: Any) -> Any:
         """Return a model's outputs without stand-ins of logits: with logits if it has no loss."""
         if isinstance(outputs, tuple):
-            placed = [self._logits_for(one) for one in outputs]
-            return tuple(one for one in placed if one is not None)
+            placed = tuple(self._logits_for(one) for one in outputs)
+            # Hugging Face leaves out of a tuple what there is not.
+            is_short = hasattr(type(self._model), PROPERTY)
+            return tuple(one for one in placed if one is not None) if is_short else placed
         named = {name: self._logits_for(one) for name, one in outputs.items()}
         return type(outputs)(**{name: one for name, one in named.items() if one is not None})
 
@@ -664,27 +721,20 @@ class _State:
 def _site(
     name: str,
     module: Module,
-    path: Path,
-    function: Callable[..., Any],
-    known: Known | frozenset[Setting],
+    function: Callable[..., Any] | None,
+    call: _Call,
     request: Request,
-    use: Use,
 ) -> Site:
-    loss = known if isinstance(known, Known) else None
-    settings = known.settings if isinstance(known, Known) else known
-    dispatcher = Dispatcher(request.kernels[KERNEL], request.providers, settings)
+    dispatcher = Dispatcher(request.kernels[KERNEL], request.providers, call.settings)
     switch = Switch()
     original = type(module).forward
-    own = module.__dict__.get(ATTRIBUTE)
-    call = _Call(path, own, loss, dispatcher, use)
     put = bound(_headless(original, call, dispatcher, switch), original, switch)
 
     def why(owner: Any) -> str | None:
         # Another site may have replaced it.
-        now = owner.__dict__.get(ATTRIBUTE)
-        if loss is None or isinstance(now, Loss):
+        if call.loss is None or isinstance(owner.__dict__.get(ATTRIBUTE), Loss):
             return None
-        return why_changed(function, loss, owner)
+        return why_changed(function, call.loss, owner)
 
     return Site(name, module, put, dispatcher, switch=switch, why_changed=why)
 
@@ -693,11 +743,19 @@ class _Call:
     """Calls of a model without its head."""
 
     def __init__(
-        self, path: Path, own: object, known: Known | None, dispatcher: Dispatcher, use: Use
+        self,
+        path: Path,
+        labels: Labels,
+        model: Module,
+        known: Known | frozenset[Setting],
+        use: Use,
     ) -> None:
-        self._path, self._own, self._known, self._use = path, own, known, use
-        self._dispatcher, self._state = dispatcher, _State()
-        self._is_changed = None if known is None else changes_of(known.reads)
+        self.labels = labels
+        self.loss = known if isinstance(known, Known) else None
+        self.settings = known.settings if isinstance(known, Known) else known
+        self._path, self._use, self._state = path, use, _State()
+        self._own = model.__dict__.get(ATTRIBUTE)
+        self._is_changed = None if self.loss is None else changes_of(self.loss.reads)
 
     def why_not(self, model: Any) -> str:
         """Return why this call needs logits; empty: it does not."""
@@ -712,10 +770,10 @@ class _Call:
             return "it has another loss now"
         return CHANGED if self._is_changed is not None and self._is_changed(model) else ""
 
-    def run(self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run the original forward of a model, with a stand-in of its head."""
+    def without_head(self, model: Any, dispatcher: Dispatcher) -> _Headless:
+        """Return a proxy of a model with a stand-in of its head, for one call."""
         on_path = [model, *_modules_on(model, self._path)]
-        fused = _Fused(model, on_path[-1], self._known, self._dispatcher, self._state)
+        fused = _Fused(model, on_path[-1], self.loss, dispatcher, self._state)
         num_columns = on_path[-1].weight.shape[0]
         below: Module = _Deferring(num_columns, fused.lose_by_torch)
         if self._use.is_plain:
@@ -725,12 +783,15 @@ class _Call:
             others = {ATTRIBUTE: fused} if module is model else {}
             calls.append(CallProxy(module, {**module._modules, name: below}, **others))
             below = calls[-1].clone
-        try:
-            outputs = original(below, *args, **kwargs)
-        finally:
-            for call in calls:
-                call.copy_back()
-        return fused.completed(outputs)
+        return _Headless(below, calls, fused)
+
+
+class _Headless(NamedTuple):
+    """A model for one call: its own code, without its head."""
+
+    proxy: Module
+    calls: list[CallProxy]
+    fused: _Fused
 
 
 def _headless(
@@ -740,7 +801,7 @@ def _headless(
     note = dispatcher.noting()
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if switch.owner is not self or kwargs.get("labels") is None:
+        if switch.owner is not self or call.labels.given(args, kwargs) is None:
             return original(self, *args, **kwargs)
         if is_compiling():
             note(False)
@@ -751,7 +812,13 @@ def _headless(
         if why:
             dispatcher.leave_out(why)
             return original(self, *args, **kwargs)
-        return call.run(original, self, *args, **kwargs)
+        run = call.without_head(self, dispatcher)
+        try:
+            outputs = original(run.proxy, *args, **kwargs)
+        finally:
+            for one in run.calls:
+                one.copy_back()
+        return run.fused.completed(outputs)
 
     return forward
 

@@ -197,7 +197,7 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
             yield Skip(label, CROSS_ENTROPY, what, "it is swapped already")
             continue
         if not _calls_its_loss(type(module)):
-            if _has_torchs_loss(module):
+            if has_torchs_loss(module):
                 # It is a site of the functions that a forward calls.
                 continue
             why = "its forward computes its loss without its loss function"
@@ -242,7 +242,7 @@ def _calls_its_loss(cls: type) -> bool:
     return False
 
 
-def _has_torchs_loss(module: Module) -> bool:
+def has_torchs_loss(module: Module) -> bool:
     """Return whether torch's own loss is a child of a module, or named in its forward."""
     kind = TORCHS.cross_entropy_module
     named = [value for _, value in calls_in(type(module).forward)]
