@@ -2,6 +2,8 @@
 
 import tests.kernel_interpreter  # noqa: F401, I001 - first, before anything imports Triton.
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -352,3 +354,93 @@ def test_all_kernels_in_a_compiled_model_of_transformers_add_no_graph_break(name
     assert num_breaks <= num_before
     torch.testing.assert_close(loss, wanted, rtol=1e-3, atol=1e-3)
     assert any(one.is_compiled and one.provider for site in swap.replaced for one in site.calls)
+
+
+SMALL = {**SIZES, "hidden_size": 64, "pad_token_id": 0}
+LLAMA = ("llama", {"num_key_value_heads": 2, "head_dim": 16})
+# Per kernel that a swap can put into models: a model of transformers that has its call sites.
+HAVING = {
+    **dict.fromkeys(("add_rmsnorm", "attention_forward", "cast_weights", "cross_entropy"), LLAMA),
+    **dict.fromkeys(("decode", "decode_attention", "fp8_linear", "rmsnorm", "rope"), LLAMA),
+    "swiglu": LLAMA,
+    "attention_fp8": LLAMA,
+    **dict.fromkeys(("add_layernorm", "bias_gelu", "linear_cross_entropy"), ("bert", {})),
+    **dict.fromkeys(("gelu", "layernorm"), ("gpt2", {})),
+    "geglu": ("gemma", LLAMA[1]),
+    "moe_experts": ("mixtral", {**LLAMA[1], "num_local_experts": 4}),
+    "relu_squared": ("nemotron", LLAMA[1]),
+}
+# Of what a kernel needs that is not there on a CPU, another provider stands in.
+STANDING_IN = {
+    "attention_fp8": "attention_fp8=eager",
+    "fp8_linear": "fp8_linear=eager@model.layers.0.mlp.up_proj",
+}
+
+
+class Unet(nn.Module):
+    """A part of a U-Net."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm1, self.conv1 = nn.GroupNorm(2, 8), nn.Conv2d(8, 8, 3, padding=1)
+        self.nonlinearity = nn.SiLU()
+
+    def forward(self, x):
+        return self.conv1(self.nonlinearity(self.norm1(x)))
+
+
+class Step(nn.Module):
+    """A step of training with its optimizer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.optimizer = torch.optim.AdamW(self.layer.parameters())
+
+    def forward(self, x):
+        self.layer(x).sum().backward()
+        self.optimizer.step()
+
+
+def model_having(kernel):
+    """Return a model with call sites of a kernel, its inputs, and the root of the swap."""
+    if kernel == "group_norm_silu":
+        model = Unet()
+        return model, (torch.ones(1, 8, 4, 4),), {}, model
+    if kernel == "adamw":
+        model = Step()
+        return model, (torch.ones(2, 8),), {}, model.optimizer
+    transformers = pytest.importorskip("transformers")
+    name, more = HAVING[kernel]
+    config = transformers.AutoConfig.for_model(name, **SMALL, **more)
+    kind = "AutoModelForMaskedLM" if name == "bert" else "AutoModelForCausalLM"
+    model = getattr(transformers, kind).from_config(config).train()
+    model = model.bfloat16() if kernel == "fp8_linear" else model
+    return model, (), IDS, model
+
+
+@pytest.mark.slow
+@INTERPRETED
+@COMPILED
+@pytest.mark.parametrize("kernel", sorted(WITH_SITES))
+def test_a_kernel_in_a_compiled_model_adds_no_graph_break(kernel):
+    model, args, kwargs, root = model_having(kernel)
+
+    def breaks_and_graphs():
+        torch.compiler.reset()
+        counters.clear()
+        autocast = torch.autocast("cpu", torch.bfloat16, enabled=kernel == "cast_weights")
+        with warnings.catch_warnings(), autocast:
+            # Of torch, where a graph is broken.
+            warnings.simplefilter("ignore")
+            torch.compile(model, backend="eager")(*args, **kwargs)
+        # Torch's own step of an optimizer breaks graphs, once for each function around it: breaks
+        # are counted where there are none.
+        num_breaks = sum(counters["graph_break"].values())
+        return num_breaks > 0, counters["stats"]["unique_graphs"]
+
+    before = breaks_and_graphs()
+    with swapped(root, STANDING_IN.get(kernel, kernel)) as swap:
+        found = breaks_and_graphs()
+    assert [one for one in swap.sites if one.kernel == kernel and one.skipped is None]
+    assert found == before
