@@ -72,6 +72,42 @@ def find_device(name: str) -> Device | None:
     return None
 
 
+# Source of rates that follow from the attributes of a GPU that no datasheet here lists.
+OF_ATTRIBUTES = "attributes of the GPU in the trace, and its architecture's rates per SM and clock"
+
+# FLOPs of an SM in a clock, dense, by compute capability: float32 on CUDA cores (128 or 64 lanes),
+# 16 bits and TF32 on tensor cores with float32 sums. CUDA C++ Programming Guide, "Arithmetic
+# Instructions"; architecture white papers of Volta, Turing, GA100, GA102, Ada and Blackwell.
+_PER_SM_AND_CLOCK = {
+    "7.0": {"fp32": 128, "fp16": 1024},
+    "7.5": {"fp32": 128, "fp16": 1024},
+    "8.0": {"fp32": 128, "fp16": 2048, "bf16": 2048, "tf32": 1024},
+    "8.6": {"fp32": 256, "fp16": 1024, "bf16": 1024, "tf32": 512},
+    "8.9": {"fp32": 256, "fp16": 1024, "bf16": 1024, "tf32": 512},
+    "12.0": {"fp32": 256, "fp16": 1024, "bf16": 1024, "tf32": 512},
+}
+# Tensor cores of these add float32 sums at half the rate of workstation and server GPUs.
+_CONSUMER = re.compile(r"GeForce|TITAN RTX")
+
+
+def device_of_attributes(
+    name: str, capability: str | None, num_sms: int, clock_hz: int, memory_bytes_per_s: int
+) -> Device | None:
+    """Return the ceilings that follow from attributes; None for an architecture not known here.
+
+    `clock_hz` is the highest clock that the driver reports.
+    """
+    per_sm = _PER_SM_AND_CLOCK.get(capability or "")
+    if per_sm is None or min(num_sms, clock_hz, memory_bytes_per_s) <= 0:
+        return None
+    rates = {
+        dtype: float(flops * num_sms * clock_hz)
+        / (2 if dtype != "fp32" and _CONSUMER.search(name) else 1)
+        for dtype, flops in per_sm.items()
+    }
+    return Device(name, float(memory_bytes_per_s), rates, OF_ATTRIBUTES, num_sms=num_sms)
+
+
 def listed_name(driver_name: str) -> str:
     """Return a GPU's name as price lists have it; an unknown one stays as its driver names it."""
     device = find_device(driver_name)
@@ -131,6 +167,8 @@ _A10 = _rates(125.0, tf32=62.5, int8=250.0, fp32=31.2)
 _A10G = _rates(70.0, tf32=35.0, int8=140.0, fp32=35.0)
 _A30 = _rates(165.0, tf32=82.0, int8=330.0, fp32=10.3, fp64=10.3)
 _A40 = _rates(149.7, tf32=74.8, int8=299.3, fp32=37.4)
+_A6000 = _rates(154.8, tf32=77.4, int8=309.7, fp32=38.7)
+_A5000 = _rates(111.1, tf32=55.6, int8=222.2, fp32=27.8)
 _L4 = _rates(121.0, tf32=60.0, fp8=242.5, int8=242.5, fp32=30.3)
 _L40 = _rates(181.0, tf32=90.5, fp8=362.0, int8=362.0, fp32=90.5)
 _L40S = _rates(362.0, tf32=183.0, fp8=733.0, int8=733.0, fp32=91.6)
@@ -189,6 +227,11 @@ CATALOGUE: tuple[tuple[str, Device], ...] = (
     (r"\bL4\b", _listed("L4", 300, _L4, (58, 24), "NVIDIA L4 datasheet, sparse rates halved")),
     (r"\bL40S\b", _listed("L40S", 864, _L40S, (142, 48), "NVIDIA L40S datasheet")),
     (r"\bL40\b", _listed("L40", 864, _L40, (142, 48), "NVIDIA L40 datasheet")),
+    (r"\bRTX A6000\b", _listed("RTX A6000", 768, _A6000, (84, 48), "NVIDIA RTX A6000 datasheet")),
+    (
+        r"\bRTX A5000\b(?! Laptop)",
+        _listed("RTX A5000", 768, _A5000, (64, 24), "NVIDIA RTX A5000 datasheet"),
+    ),
     (r"\bRTX 6000 Ada\b", _listed("RTX 6000 Ada", 960, _ADA6000, (142, 48), _ADA_SHEET)),
     (r"\bRTX 4090(?! (D|Laptop))\b", _listed("RTX 4090", 1008, _RTX4090, (128, 24), _ADA_SHEET)),
     (

@@ -1,6 +1,6 @@
 import pytest
 
-from kprof.device import CATALOGUE, find_device
+from kprof.device import CATALOGUE, device_of_attributes, find_device
 
 ENTRIES = {device.name: device for _, device in CATALOGUE}
 NARROWING = ("fp64", "fp32", "tf32", "fp16", "fp8", "fp4")
@@ -31,6 +31,8 @@ REPORTED = {
     "NVIDIA L4": "L4",
     "NVIDIA L40": "L40",
     "NVIDIA L40S": "L40S",
+    "NVIDIA RTX A5000": "RTX A5000",
+    "NVIDIA RTX A6000": "RTX A6000",
     "NVIDIA RTX 6000 Ada Generation": "RTX 6000 Ada",
     "NVIDIA GeForce RTX 4090": "RTX 4090",
     "Tesla V100-SXM2-16GB": "V100 SXM 16GB",
@@ -57,6 +59,7 @@ def test_the_name_that_a_driver_reports_finds_its_device():
         "NVIDIA H100",
         "NVIDIA H20-3e",
         "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA RTX A5000 Laptop GPU",
         "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
     ],
 )
@@ -70,6 +73,35 @@ def test_an_h200_has_its_datasheets_rates():
     assert device.flops_per_s["bf16"] == pytest.approx(989.4e12)
     assert device.flops_per_s["fp32"] == pytest.approx(66.9e12)
     assert device.num_sms == 132
+
+
+# Compute capability, SMs and boost clock in MHz of GPUs whose datasheets state the rates.
+ATTRIBUTES = {
+    "Tesla V100-SXM2-16GB": ("7.0", 80, 1530),
+    "Tesla T4": ("7.5", 40, 1590),
+    "NVIDIA A100-SXM4-40GB": ("8.0", 108, 1410),
+    "NVIDIA A40": ("8.6", 84, 1740),
+    "NVIDIA RTX A5000": ("8.6", 64, 1695),
+    "NVIDIA GeForce RTX 3090": ("8.6", 82, 1695),
+    "NVIDIA RTX 6000 Ada Generation": ("8.9", 142, 2505),
+    "NVIDIA GeForce RTX 4090": ("8.9", 128, 2520),
+}
+
+
+def test_the_attributes_of_a_gpu_imply_the_rates_of_its_datasheet():
+    implied, listed = {}, {}
+    for name, (capability, num_sms, mhz) in ATTRIBUTES.items():
+        rates = device_of_attributes(name, capability, num_sms, mhz * 1_000_000, 1).flops_per_s
+        implied |= {(name, dtype): rate for dtype, rate in rates.items()}
+        listed |= {(name, dtype): find_device(name).flops_per_s[dtype] for dtype in rates}
+    assert implied == pytest.approx(listed, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "attributes", [("9.9", 80, 1), ("8.6", 0, 1), ("8.6", 80, 0), (None, 1, 1)]
+)
+def test_attributes_that_say_too_little_imply_no_rates(attributes):
+    assert device_of_attributes("GPU", *attributes, 1) is None
 
 
 def test_every_entry_names_its_source_and_is_no_measurement():

@@ -9,6 +9,7 @@ from kprof.analyze.attribution.ledger import balance
 from kprof.analyze.passes import analyze
 from kprof.collect.readers.nsys import database
 from kprof.collect.readers.nsys.reader import knows, read
+from kprof.opened import open_trace
 from kprof.opened import read as read_paths
 from kprof.trace import Gpu
 from tests.collect.nsys_files import (
@@ -270,6 +271,23 @@ def test_the_gpus_of_an_old_export_are_described_in_another_table(tmp_path):
     without_id = ("TARGET_INFO_GPU", {"deviceId": 1, "name": "NVIDIA GeForce RTX 3080"})
     gpus = read(write(tmp_path, kernel(deviceId=1), without_id, old)).meta.gpus
     assert gpus == (Gpu(1, "NVIDIA GeForce RTX 3080", 68, 10_495_524_864, "8.6"),)
+
+
+def test_the_attributes_of_the_gpu_give_its_ceilings(tmp_path):
+    row = gpu(
+        name="Strange 9000",
+        smCount=48, computeMajor=8, computeMinor=6,
+        clockRate=1_860_000_000, memoryBandwidth=608_064_000_000,
+    )
+    device = read(write(tmp_path, kernel(), row)).meta.device
+    assert device.memory_bytes_per_s == 608_064_000_000
+    assert device.flops_per_s["fp32"] == 48 * 256 * 1_860_000_000
+
+
+def test_a_datasheet_comes_before_the_attributes_of_the_gpu(tmp_path):
+    row = gpu(computeMajor=8, clockRate=1_410_000_000, memoryBandwidth=1)
+    path = write(tmp_path, kernel(), row)
+    assert open_trace(path).meta.device.name == "H200 SXM"
 
 
 @pytest.mark.parametrize("row", TOLD_OF_A_SESSION, ids=lambda row: row[0])

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kprof.collect.readers.nsys.database import Database, Numbers
+from kprof.device import Device, device_of_attributes
 from kprof.trace import Gpu
 
 THREAD_BITS = 24
@@ -104,6 +105,16 @@ def gpus_of(database: Database, processes: Processes) -> tuple[Gpu, ...]:
             _whole(index) or 0, str(name or ""), _whole(num_sms), _whole(memory), capability
         )
     return _as_cuda_saw_them(database, found, processes) or tuple(found.values())
+
+
+def device_of(database: Database, gpu: Gpu) -> Device | None:
+    """Return the ceilings of a GPU by its attributes, as far as the export tells them."""
+    columns = ("name", "clockRate", "memoryBandwidth")
+    for name, clock_hz, bytes_per_s in database.known("TARGET_INFO_GPU", columns):
+        known = (gpu.num_sms, _whole(clock_hz), _whole(bytes_per_s))
+        if name == gpu.name and None not in known:
+            return device_of_attributes(gpu.name, gpu.compute_capability, *(n or 0 for n in known))
+    return None
 
 
 def _as_cuda_saw_them(

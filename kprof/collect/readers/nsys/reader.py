@@ -18,7 +18,7 @@ from kprof.collect.readers.nsys.database import EXPORT_AGAIN, MAGIC, Database, N
 from kprof.collect.readers.nsys.host_ranges import TABLES as HOST_TABLES
 from kprof.collect.readers.nsys.host_ranges import ranges_of
 from kprof.collect.readers.nsys.joins import settle
-from kprof.collect.readers.nsys.ranks import Processes, gpus_of, processes_of
+from kprof.collect.readers.nsys.ranks import Processes, device_of, gpus_of, processes_of
 from kprof.collect.readers.table_columns import as_declared, category, nullable
 from kprof.errors import TraceError
 from kprof.trace import NOT_RECORDED, Caveat, Meta, Trace, empty
@@ -97,10 +97,12 @@ def _read_export(export: Path, named: Path, known: Mapping[int, int]) -> Trace:
         damaged = Counter(database.damaged)
         num_activities += sum(damaged[table] for table in DEVICE_TABLES)
         num_ranges += damaged.total() - sum(damaged[table] for table in DEVICE_TABLES)
+        gpus = gpus_of(database, processes)
         meta = Meta(
             source=named.name,
             tool="nsys",
-            gpus=gpus_of(database, processes),
+            gpus=gpus,
+            device=device_of(database, gpus[0]) if gpus else None,
             command=command_of(database),
             host=host_of(database),
             versions=versions_of(database),
