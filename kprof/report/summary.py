@@ -21,6 +21,7 @@ from kprof.analyze.attribution.steps import (
 from kprof.analyze.capture_quality.audit import Verdict, audit
 from kprof.analyze.capture_quality.overhead import measure_cost
 from kprof.analyze.findings.diagnose import saves_alone
+from kprof.analyze.findings.one_offs import start_up_by_cause
 from kprof.analyze.findings.queries import matches, whole_of
 from kprof.analyze.findings.unexplained import LARGE_SHARE
 from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
@@ -38,7 +39,7 @@ VERDICTS: tuple[Verdict, ...] = ("bad", "limited", "unknown", "good")
 MOSTLY = 0.5
 DOUBTFUL = ("bad", "limited")
 
-LimitKind = Literal["bound", "communication", "host copies", "idle", "imbalance"]
+LimitKind = Literal["bound", "communication", "host copies", "idle", "imbalance", "start-up"]
 # Copies between the host's memory and the GPU's: the link limits them, or the host.
 HOST_COPY = r"\b(HtoD|DtoH|HtoA|AtoH)\b"
 # What limits activities that have no bound.
@@ -199,9 +200,14 @@ def _limits(trace: Trace, split: pd.DataFrame, total_ns: int) -> tuple[LimitPart
         what = BOUNDLESS.get(name, "bound")
         found.append((what, _known(name), int(rows["time_ns"].sum()), mostly))
     idle = split[split["is_idle"].astype(bool)].groupby("part", dropna=False)["time_ns"].sum()
+    once, all_once_ns = start_up_by_cause(trace), 0
     for cause, time_ns in idle.items():
         what = "imbalance" if cause == IMBALANCE else "idle"
-        found.append((what, _known(cause), int(time_ns), None))
+        once_ns = min(once.get(_known(cause), 0), int(time_ns))
+        found.append((what, _known(cause), int(time_ns) - once_ns, None))
+        all_once_ns += once_ns
+    # What happened once limits no other step, whatever its cause.
+    found.append(("start-up", None, all_once_ns, None))
     limits = [LimitPart(*one[:3], one[2] / total_ns, one[3]) for one in found if one[2]]
     return tuple(sorted(limits, key=lambda limit: -limit.time_ns))
 

@@ -15,6 +15,7 @@ from kprof.analyze.attribution.ledger import balance
 from kprof.analyze.attribution.steps import denominator, split_steps
 from kprof.analyze.capture_quality.audit import audit
 from kprof.analyze.findings.diagnose import diagnose, saves_alone
+from kprof.analyze.findings.one_offs import start_up_ns
 from kprof.findings import Diagnosis
 from kprof.opened import open_trace
 from kprof.report.redaction import redacted
@@ -28,7 +29,7 @@ from kprof.trace import Gpu
 from tests.analyze.findings.rule_cases import CASES
 from tests.analyze.findings.rule_traces import US, ran, trace_of_work
 from tests.section_traces import HOST_ONLY, RICH
-from tests.traces import analyzed_trace_of
+from tests.traces import analyzed_trace_of, measured, trace_of
 
 DATA = Path(__file__).parents[1] / "data" / "h200"
 # Real recordings, faults that were planted, and traces without steps, findings or a GPU.
@@ -113,7 +114,11 @@ def test_the_time_of_a_summary_adds_up_to_the_steps_of_the_ledger(name):
     assert sum(one.time_ns for one in found.time) == split["time_ns"].sum() == found.total_ns
     assert sum(one.time_ns for one in found.limits) == found.total_ns
     idle = split["time_ns"][split["is_idle"].astype(bool)].sum()
-    assert sum(one.time_ns for one in found.limits if one.kind in ("idle", "imbalance")) == idle
+    of_idle = {"idle": 0, "imbalance": 0, "start-up": 0}
+    for one in found.limits:
+        of_idle |= {one.kind: of_idle[one.kind] + one.time_ns} if one.kind in of_idle else {}
+    assert sum(of_idle.values()) == idle
+    assert of_idle["start-up"] == start_up_ns(trace)
     assert found.whole_ns == denominator(trace).step_ns
 
 
@@ -142,6 +147,15 @@ def test_the_bar_and_the_table_of_time_say_the_same_of_one_label(name):
 def test_the_first_limit_owns_most_of_the_time(name):
     first = summarize(trace_named(name)).limits[0]
     assert (first.kind, first.name) == LIMITS[name]
+
+
+def test_what_happened_once_limits_by_no_other_name():
+    call = {"kind": "runtime", "name": "cudaLaunchKernel"}
+    load = call | {"name": "cuModuleLoadData", "start_ns": 1_000, "duration_ns": 990_000}
+    launch = call | {"correlation": 2, "start_ns": 995_000, "duration_ns": 4_000}
+    kernels = [{"duration_ns": 1_000}, {"start_ns": 1_000_000, "correlation": 2}]
+    first = summarize(measured(trace_of(*kernels, ranges=[load, launch]))).limits[0]
+    assert (first.kind, first.name, first.time_ns) == ("start-up", None, 999_000)
 
 
 @pytest.mark.parametrize(

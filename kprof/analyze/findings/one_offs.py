@@ -104,7 +104,10 @@ def find_once(trace: Trace) -> Once:
             if number >= ENOUGH_STEPS:
                 spent = _spent_by_host(trace, rows, steps[rows])
                 found.ns[rows] = _excess(took[rows], steps[rows], number, spent)
-            elif (named := rows[name[rows] != NOTHING]).size:
+                continue
+            # A call of one name that goes on does not make the others go on.
+            for what in np.unique(name[rows[name[rows] != NOTHING]]):
+                named = rows[name[rows] == what]
                 found.ns[named] = _named_once(trace, took[named], steps[named], named, number)
     return found
 
@@ -148,13 +151,17 @@ def _named_once(
 ) -> np.ndarray:
     """Return how much of what is known by name is start-up, in a window of fewer than three steps.
 
-    The same in each of two steps is none; nor, without steps, what goes on through the window.
+    The same in each of two steps is none; nor, without steps, what goes on through the window. But
+    each module is loaded once, whenever its first kernel is launched.
     """
     if number > 1 and (steps != NOTHING).any():
         return _excess(took, steps, number)
     start = trace.idle["start_ns"].to_numpy(np.int64)
     first, last = int(start.min()), int((start + trace.idle["duration_ns"].to_numpy()).max())
     begins = start[rows] - first
+    is_loading = _names(trace)[rows[:1]] == list(NAMES).index(LOADING)
+    if is_loading.any():
+        return took
     goes_on = number == 0 and len(rows) >= OFTEN and 2 * int(begins.max()) > last - first
     return np.zeros_like(took) if goes_on else took
 
@@ -303,6 +310,13 @@ def _listed(trace: Trace, once: Once) -> tuple[StartUp, ...]:
 def start_up_ns(trace: Trace) -> int:
     """Return how much idle time in steps is start-up, also what is too short to be listed."""
     return int(np.minimum(find_once(trace).ns, idle_in_steps_ns(trace)).sum())
+
+
+def start_up_by_cause(trace: Trace) -> dict[str | None, int]:
+    """Return how much of the idle time in steps is start-up, by cause; None: cause not known."""
+    once_ns = pd.Series(np.minimum(find_once(trace).ns, idle_in_steps_ns(trace)))
+    sums = once_ns.groupby(trace.idle["cause"].astype(object).to_numpy(), dropna=False).sum()
+    return {None if pd.isna(cause) else str(cause): int(ns) for cause, ns in sums.items()}
 
 
 def idle_in_steps_ns(trace: Trace) -> np.ndarray:

@@ -166,6 +166,8 @@ def _in_words(limit: LimitPart, bounds: Mapping[str | None, str], no_cause: str)
         return "copies between the host and the GPU"
     if limit.kind == "imbalance":
         return "load imbalance (a slower GPU)"
+    if limit.kind == "start-up":
+        return "start-up (idle time that happened once)"
     if limit.kind == "bound":
         return f"{bounds.get(limit.name, limit.name)}{mostly}"
     if limit.name is None:

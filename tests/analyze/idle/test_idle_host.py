@@ -281,6 +281,28 @@ def test_a_kernels_first_launch_that_takes_far_longer_than_others_loads_it():
     assert loaded_us(first_use(400))[0] >= 400
 
 
+def test_modules_are_loaded_once_each_whenever_that_is():
+    calls = [name for i in range(4) for name in (f"kernel {i}", *["vecAdd"] * 3)]
+    ranges, kernels = [], [spent(0, 10) | {"correlation": 1, "name": "vecAdd"}]
+    for number, name in enumerate(calls, 2):
+        took, at = (5, 900)[name != "vecAdd"], 1000 * number
+        ranges.append({**LAUNCH, "correlation": number} | spent(at - 1 - took, at - 1))
+        kernels.append(spent(at, at + 980 - 890 * (name == "vecAdd")) | {"name": name})
+        kernels[-1]["correlation"] = number
+    assert loaded_us(analyzed(*kernels, ranges=ranges))[0] >= 4 * 800
+
+
+def test_captures_that_go_on_leave_the_loading_of_a_module_start_up():
+    calls = [{"name": "cuLibraryLoadData"}, *[{"name": "cudaGraphInstantiate"}] * 4]
+    ranges, kernels = [], [spent(0, 10) | {"correlation": 1}]
+    for number, call in enumerate(calls, 2):
+        at = 1000 * number
+        ranges.append(call | {"kind": "runtime"} | spent(at - 900, at - 10))
+        ranges.append({**LAUNCH, "correlation": number} | spent(at - 5, at - 1))
+        kernels.append(spent(at, at + 10) | {"correlation": number})
+    assert loaded_us(analyzed(*kernels, ranges=ranges))[0] >= 890
+
+
 def test_no_lead_would_hide_the_loading_of_a_kernel():
     assert loaded_us(first_use(400, 5, 5, 5))[1] < 40
 

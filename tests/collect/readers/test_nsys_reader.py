@@ -276,8 +276,11 @@ def test_the_gpus_of_an_old_export_are_described_in_another_table(tmp_path):
 def test_the_attributes_of_the_gpu_give_its_ceilings(tmp_path):
     row = gpu(
         name="Strange 9000",
-        smCount=48, computeMajor=8, computeMinor=6,
-        clockRate=1_860_000_000, memoryBandwidth=608_064_000_000,
+        smCount=48,
+        computeMajor=8,
+        computeMinor=6,
+        clockRate=1_860_000_000,
+        memoryBandwidth=608_064_000_000,
     )
     device = read(write(tmp_path, kernel(), row)).meta.device
     assert device.memory_bytes_per_s == 608_064_000_000
