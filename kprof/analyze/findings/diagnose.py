@@ -13,8 +13,8 @@ import pandas as pd
 from kprof.analyze.attribution.steps import outside_steps, whole_ns, without_lead
 from kprof.analyze.capture_quality.unanswered import Unanswered, why_no_timeline
 from kprof.analyze.findings.claims import percent
-from kprof.analyze.findings.one_offs import without_start_up, work_once
-from kprof.analyze.findings.queries import whole_of, why_no_device
+from kprof.analyze.findings.one_offs import count_steps_of_window, without_start_up, work_once
+from kprof.analyze.findings.queries import is_one_of, whole_of, why_no_device
 from kprof.analyze.findings.savings import Pricer, find_pricer, together
 from kprof.analyze.findings.unexplained import LARGE_SHARE, find_unexplained, find_work_once
 from kprof.analyze.roofline.bound import beats_ceiling
@@ -34,6 +34,9 @@ SAME_SUM = 0.01
 SURE: dict[Grade, float] = {"high": 1.0, "medium": 0.7, "low": 0.4}
 # Share of a finding's time that may beat its ceiling; as many percent as a kernel itself may.
 MOST_BEATEN = 0.05
+# Without steps, waits and copies are as in a loop where there are so many, and so large a share of
+# their time lies in each half of the window.
+MANY, IN_EACH_HALF = 10, 0.2
 LESS_SURE: dict[Grade, Grade] = {"high": "medium", "medium": "low", "low": "low"}
 
 Why = Callable[[Trace], Unanswered | None]
@@ -59,7 +62,7 @@ def diagnose(trace: Trace, baseline: Baseline | None = None) -> Diagnosis:
         else:
             found += rule.check(_unexplained(seen, found) if is_general(rule) else seen)
     pricer = find_pricer(steady, baseline)
-    found = [_within_ceilings(one, trace) for one in found]
+    found = [_as_in_a_loop(_within_ceilings(one, trace), steady) for one in found]
     ranked = rank_findings(found, pricer) if found else []
     largest = [
         replace(
@@ -110,6 +113,33 @@ def _within_ceilings(finding: Finding, trace: Trace) -> Finding:
     told = f"{percent(share)} of its time beats the ceiling: work, type, ceiling or time is wrong"
     confidence = LESS_SURE[finding.confidence]
     return replace(finding, confidence=confidence, details=(*finding.details, told))
+
+
+def _as_in_a_loop(finding: Finding, trace: Trace) -> Finding:
+    """Return the finding, less certain if its waits and copies may be those of a first use.
+
+    That is so in a window without steps, unless they go on through it. Kernels alone are no wait.
+    """
+    if finding.confidence != "high" or trace.is_host_only or count_steps_of_window(trace):
+        return finding
+    tables = (trace.idle, finding.idle_rows), (trace.kernels, _copies(trace, finding))
+    columns = ["start_ns", "duration_ns"]
+    pieces = pd.concat([table[columns].iloc[list(rows)] for table, rows in tables])
+    if pieces.empty:
+        return finding
+    starts = trace.kernels["start_ns"]
+    middle_ns = (int(starts.min()) + int((starts + trace.kernels["duration_ns"]).max())) // 2
+    in_first_half = pieces["start_ns"] < middle_ns
+    first_ns, all_ns = (int(one["duration_ns"].sum()) for one in (pieces[in_first_half], pieces))
+    goes_on = min(first_ns, all_ns - first_ns) >= IN_EACH_HALF * all_ns
+    if goes_on and len(pieces) >= MANY:
+        return finding
+    return replace(finding, confidence=LESS_SURE[finding.confidence])
+
+
+def _copies(trace: Trace, finding: Finding) -> list[int]:
+    rows = np.array(finding.rows, dtype=np.int64)
+    return list(rows[is_one_of(trace.kernels["activity"], "memcpy", "memset")[rows]])
 
 
 def beaten_share(finding: Finding, trace: Trace) -> float:

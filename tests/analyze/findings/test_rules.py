@@ -43,6 +43,7 @@ from tests.collect import nsys_files
 from tests.planted.machine import Machine
 from tests.planted.workloads import forward
 from tests.quantities import quantities_in
+from tests.traces import ROUND_DEVICE, measured, trace_of
 
 # Rules that weigh what they find by its share of the device time, or of the window.
 WEIGHED = (
@@ -365,6 +366,46 @@ def test_late_launches_of_what_may_be_a_first_use_are_less_certain(num_steps, co
             forward(machine, 60, 3 * US)
     (found,) = findings("launch_bound_host", explained(machine))
     assert found.confidence == confidence
+
+
+@pytest.mark.parametrize(
+    ("starts_ms", "confidence"),
+    [(range(2, 98, 4), "high"), (range(2, 48, 2), "medium"), ((2, 50), "medium")],
+    ids=["throughout", "at its beginning", "twice"],
+)
+def test_copies_are_as_certain_as_in_a_loop_where_they_go_on_through_the_window(
+    starts_ms, confidence
+):
+    copy = {"name": "Memcpy HtoD (Pageable -> Device)", "activity": "memcpy", "kind": "copy"}
+    copy |= {"duration_ns": MS, "copied_bytes": 4 << 20}
+    rows = [copy | {"start_ns": start * MS} for start in starts_ms]
+    ends = [{"start_ns": at * MS, "duration_ns": MS} for at in (0, 99)]
+    found = diagnose(measured(trace_of(ends[0], *rows, ends[1]))).findings
+    assert [one.confidence for one in found if one.rule == "pageable_copies"] == [confidence]
+
+
+@pytest.mark.parametrize(("tf32", "rule"), [(60e12, "tf32_products"), (120e12, "fp32_products")])
+def test_float32_gemms_go_to_the_next_faster_type_of_the_gpu(tf32, rule):
+    rates = {"fp32": 60e12, "tf32": tf32, "bf16": 240e12}
+    gemm = product(3 * MS, dtype="fp32", share=0.8)
+    trace = trace_of_work(gemm, device=replace(ROUND_DEVICE, flops_per_s=rates))
+    found = {one.rule: one.saving.high_ns for one in diagnose(trace).findings}
+    assert found[rule] > 0
+    assert {"tf32_products", "fp32_products"} & set(found) == {rule}
+
+
+def test_without_ceilings_a_fused_chain_moves_its_bytes_as_fast_as_its_fastest_operator():
+    rows = [work("aten::mul", ns, "elementwise", 1, shapes=[[10**7]]) for ns in (40 * US, 60 * US)]
+    rows[0]["bytes"] = rows[1]["bytes"] = 120_000_000
+    (found,) = findings("elementwise_chains", trace_of_work(*rows, rest(100 * US), device=None))
+    assert found.fix.best_ns == 40 * US
+
+
+def test_without_ceilings_fused_attention_multiplies_as_fast_as_the_fastest_gemm():
+    fast = product(100 * US, flops=4 * 10**10)
+    (found,) = findings("math_attention", trace_of_work(fast, *attention(), device=None))
+    # 2e10 FLOPs at 4e14 FLOPs a second.
+    assert (found.fix.best_ns, found.fix.modest_ns) == (50 * US, 340 * US)
 
 
 def test_operators_of_unknown_size_are_no_chain():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kprof.analyze.capture_quality.unanswered import why_no_ceilings, why_no_work
+from kprof.analyze.capture_quality.unanswered import why_no_work
 from kprof.analyze.findings.claims import (
     WELL_USED,
     in_words,
@@ -30,7 +30,7 @@ from kprof.errors import counted
 from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
-NEEDS = (why_no_device, why_no_work, why_no_ceilings)
+NEEDS = (why_no_device, why_no_work)
 # It does not see what more particular rules explain.
 IS_GENERAL = True
 
@@ -58,7 +58,12 @@ def check(trace: Trace) -> list[Finding]:
     num_bytes = kernels["bytes"].to_numpy(np.int64, na_value=0)[rows]
     # The largest traffic in a chain is about that of one fused pass.
     least = int(np.maximum.reduceat(num_bytes, first).sum())
-    spent, best = total_ns(trace, rows), memory_ns(trace, least / WELL_USED) or 0
+    spent, best = total_ns(trace, rows), memory_ns(trace, least / WELL_USED)
+    if best is None:
+        # No ceiling is known: a fused pass is as fast as the fastest of these; small tensors may
+        # have been in the cache.
+        is_large = num_bytes >= np.median(num_bytes)
+        best = round(least / float((num_bytes / took[rows])[is_large].max()))
     claim = (
         f"{len(rows) / count_steps(trace):,.0f} elementwise operators of {whole_of(trace)} form "
         f"{counted(len(first) / count_steps(trace), 'chain')} over tensors of one size, and each "

@@ -12,6 +12,7 @@ from kprof.analyze.findings.queries import (
     Int64s,
     by_shapes,
     count_steps,
+    durations,
     elements_of,
     inside_op,
     is_one_of,
@@ -119,9 +120,14 @@ def _last_dimensions(shapes: list[object]) -> list[int]:
 def _fix(trace: Trace, rows: np.ndarray, launches: int) -> Fix:
     """Return what the products' operations take in one kernel, at what such kernels reach."""
     took, device = total_ns(trace, rows), trace.meta.device
-    flops = trace.kernels["flops"].to_numpy(np.int64, na_value=0)[rows].sum()
-    if device is None or not flops:
+    of_each = trace.kernels["flops"].to_numpy(np.int64, na_value=0)
+    flops = of_each[rows].sum()
+    if not flops:
         return Fix(best_ns=0, modest_ns=took, launches=launches)
+    if device is None:
+        # No peak is known: at best all of it is as fast as the fastest GEMM of the recording.
+        rate = float((of_each / np.maximum(durations(trace), 1)).max())
+        return Fix(best_ns=min(round(flops / rate), took), modest_ns=took, launches=launches)
     peak = device.flops_per_s.get(_main_type(trace, rows)) or max(device.flops_per_s.values())
     best, modest = (min(round(flops / (share * peak) * 1e9), took) for share in (WELL, MODESTLY))
     return Fix(best_ns=best, modest_ns=modest, launches=launches)

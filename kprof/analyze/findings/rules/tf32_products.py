@@ -32,14 +32,17 @@ MOVING = ("elementwise", "norm", "softmax", "reduction", "copy", "loss", "indexi
 def check(trace: Trace) -> list[Finding]:
     """Find products in TF32, and attention in float32, where the GPU is faster in bf16.
 
-    Products of float32 that do without tensor cores are `fp32_products`.
+    Products of float32 that do without tensor cores are `fp32_products`, except on GPUs that are
+    no faster in TF32.
     """
     kernels, device = trace.kernels, trace.meta.device
-    if device is None or device.flops_per_s.get("bf16", 0) <= device.flops_per_s.get("tf32", 1e99):
+    rates = device.flops_per_s if device else {}
+    if device is None or rates.get("bf16", 0) <= rates.get("tf32", 1e99):
         return []
+    now = "tf32" if rates["tf32"] > rates.get("fp32", 0) else "fp32"
     is_wide = is_one_of(kernels["dtype"], "fp32")
     is_product = is_one_of(kernels["kind"], "gemm", "convolution")
-    is_product &= is_one_of(kernels["dtype"], "tf32")
+    is_product &= is_one_of(kernels["dtype"], "tf32", now)
     is_attention = is_one_of(kernels["kind"], "attention") & is_wide
     # Torch's fallback for attention computes in float32 what comes in 16 bits, and has a rule.
     is_model = ~np.isin(np.arange(len(kernels)), unfused_attention(trace))
@@ -51,9 +54,10 @@ def check(trace: Trace) -> list[Finding]:
     moving = _beside(trace, is_model & is_wide)
     moved = total_ns(trace, moving)
     beside = f"; {in_words(per_step(trace, moved))} of float32 memory passes would move half"
-    best = in_type_ns(trace, multiplying, "tf32", "bf16", bytes_share=1 / 2)
-    faster = device.flops_per_s["bf16"] / device.flops_per_s["tf32"]
-    both = "GEMMs in TF32 and attention in float32" if is_attention.any() else "GEMMs in TF32"
+    best = in_type_ns(trace, multiplying, now, "bf16", bytes_share=1 / 2)
+    faster = rates["bf16"] / rates[now]
+    gemms = "GEMMs in TF32" if now == "tf32" else "GEMMs in float32"
+    both = f"{gemms} and attention in float32" if is_attention.any() else gemms
     claim = (
         f"{both} take {in_words(per_step(trace, took))} of {whole_of(trace)}, {percent(share)} of "
         f"the device time; the {device.name} computes GEMMs {faster:.2g} times as fast in bf16, if "
@@ -79,7 +83,7 @@ def _beside(trace: Trace, is_wide: Bools) -> Int64s:
     kernels = trace.kernels
     is_product = is_one_of(kernels["kind"], "gemm", "convolution")
     in_16_bits = np.flatnonzero(is_product & is_one_of(kernels["dtype"], "bf16", "fp16"))
-    in_tf32 = np.flatnonzero(is_product & is_one_of(kernels["dtype"], "tf32"))
+    in_tf32 = np.flatnonzero(is_product & is_one_of(kernels["dtype"], "tf32", "fp32"))
     moving = (
         is_wide & is_one_of(kernels["kind"], *MOVING) & is_one_of(kernels["activity"], "kernel")
     )
