@@ -40,6 +40,10 @@ _OF_LIBRARIES = re.compile(
     r"|Inductor|PyTorch Profiler|record_param_comms|cub::|thrust|cublas|cudnn|cufft|autograd::",
     re.IGNORECASE,
 )
+# Ranges that number the parts of a model, `*` for the number: each runs once in a step.
+_OF_A_MODEL = re.compile(
+    r"(?:layer|block|stage|head|expert|encoder|decoder|module)s?[\s_.:#/\[(-]*\*", re.IGNORECASE
+)
 # Ranges of the program; Python's functions are also the profiler's own.
 _OF_HOST = ("op", "runtime", "module", "range", "phase")
 # A first interval with fewer of the launches of the others began before the recording.
@@ -266,8 +270,9 @@ def _repeated(
 ) -> tuple[np.ndarray, str]:
     """Return the ranges that repeat at the top level of the main thread, and their common name.
 
-    Numbers in names count as one name. Ranges around that occur once are no level. Where several
-    names repeat, the one with most time, if it has half of it: else each is a part of a step.
+    Numbers in names count as one name, but those of a model's layers are no steps. Ranges around
+    that occur once are no level. Where several names repeat, the one with most time, if it has
+    half of it: else each is a part of a step.
     """
     thread = ranges["thread"].to_numpy(np.int64)
     # Autograd's thread launches most of a training run, and is never the main one.
@@ -282,6 +287,7 @@ def _repeated(
     names = ranges["name"].iloc[rows].astype(str).tolist()
     general = np.array([re.sub(r"\d+", "*", name) for name in names], dtype=object)
     repeats = pd.Series(general).duplicated(keep=False).to_numpy(bool)
+    repeats = repeats & np.array([_OF_A_MODEL.search(name) is None for name in general], dtype=bool)
     rows, general = rows[repeats], general[repeats]
     if not len(rows):
         return rows, ""

@@ -142,6 +142,13 @@ def test_parts_that_repeat_in_turn_are_no_steps():
     assert find_steps(opened(parts, launches)) == []
 
 
+@pytest.mark.parametrize("name", ["layer_{}", "TransformerLayer_{}", "blocks.{}", "Stage {}"])
+def test_numbered_parts_of_a_model_are_no_steps(name):
+    launches = [work(10 * i + 1) for i in range(4)]
+    parts = [span(name.format(i), 10 * i, 9) for i in range(4)]
+    assert find_steps(opened([span("forward", 0, 40), *parts], launches)) == []
+
+
 PARTS = (("forward", 0), ("backward", 3), ("update", 6))
 
 
