@@ -10,7 +10,7 @@ import pytest
 from kprof.collect.readers.nsys.reader import read
 from kprof.errors import TraceError
 from kprof.opened import read as read_paths
-from tests.collect.nsys_files import kernel, launch, nvtx, setting, write
+from tests.collect.nsys_files import kernel, launch, message, nvtx, setting, write
 from tests.quantities import quantities_in
 
 NOTHING_TRACED = re.compile("neither CUDA .* NVTX")
@@ -107,6 +107,16 @@ def test_an_export_of_a_session_that_recorded_nothing_is_told_as_one(tmp_path):
 def test_ranges_without_operators_and_activities_are_nothing_to_analyze(tmp_path):
     path = write(tmp_path, nvtx("a"))
     assert "nothing to analyze" in problem_of(path, lambda path: read_paths([path]))
+
+
+def test_what_the_profiler_said_of_an_empty_recording_is_passed_on(tmp_path):
+    version = setting("META_DATA_EXPORT", "EXPORT_PRODUCT_VERSION", "2025.5")
+    said = (message(2, "No CUDA events: driver 12."), message(1, "CUPTI events dropped: 2."))
+    said += (message(1, "CUPTI events dropped: 0."),)
+    nothing = write(tmp_path, version, *said, name="nothing.sqlite")
+    ranges = write(tmp_path, nvtx("a"), *said, name="ranges.sqlite")
+    problems = [problem_of(nothing), problem_of(ranges, lambda path: read_paths([path]))]
+    assert [quantities_in(one.partition("says")[2]) for one in problems] == [["12", "2"]] * 2
 
 
 def test_a_column_that_is_needed_and_absent(tmp_path):

@@ -50,8 +50,11 @@ _MEMORY = ("Pageable", "Pinned", "Device", "Array", "Managed", "Device", "Manage
 _OF_INTEREST = re.compile(
     r"CUDA|CUPTI|NVTX|GPU|drop|lost|lose|buffer|incomplete|missing|overflow|truncat", re.IGNORECASE
 )
-_WARNING, _ERROR = 2, 3
+_INFORMATION, _WARNING, _ERROR = 1, 2, 3
+# Of what is said by the way: records that are not there.
+_OF_LOSS = re.compile(r"\b(?:dropped|lost)\b(?!: 0\b)", re.IGNORECASE)
 MOST_MESSAGES = 8
+_SAYS = "Nsight Systems says: "
 
 SUFFIXES = (".sqlite", ".sqlite.gz", ".sqlite.zst")
 # Half of what an int64 holds, so that sums of times do not overflow.
@@ -133,10 +136,8 @@ def _require_export(database: Database) -> None:
         return
     # Exports of old versions, and of sessions that recorded nothing, tell no version.
     if database.has("META_DATA_EXPORT") or database.has("TARGET_INFO_SESSION_START_TIME"):
-        raise TraceError(
-            f"{database.name} holds neither CUDA calls nor NVTX ranges, so nothing to analyze",
-            fix=_RECORD,
-        )
+        problem = f"{database.name} holds neither CUDA calls nor NVTX ranges, so nothing to analyze"
+        raise TraceError(with_messages(problem, messages_of(database)), fix=_RECORD)
     raise TraceError(
         f"{database.name} is an SQLite file, but no export of Nsight Systems", fix=EXPORT_AGAIN
     )
@@ -342,17 +343,23 @@ def messages_of(database: Database) -> list[str]:
     table = "DIAGNOSTIC_EVENT"
     if not (database.has(table, "severity") and database.has(table, "text")):
         return []
-    query = f"SELECT severity, text FROM {table} WHERE severity IN ({_WARNING}, {_ERROR})"
+    told = {_INFORMATION: _OF_LOSS, _WARNING: _OF_INTEREST, _ERROR: re.compile("")}
     said = [
         " ".join(str(text).split())
-        for severity, text in database.rows(query)
-        if severity == _ERROR or _OF_INTEREST.search(str(text))
+        for severity, text in database.rows(f"SELECT severity, text FROM {table}")
+        if severity in told and told[severity].search(str(text))
     ]
     distinct = list(dict.fromkeys(said))
-    messages = [f"Nsight Systems says: {text}" for text in distinct[:MOST_MESSAGES]]
+    messages = [f"{_SAYS}{text}" for text in distinct[:MOST_MESSAGES]]
     if more := len(distinct) - MOST_MESSAGES:
         messages += [f"Nsight Systems has {more} more messages like these."] if more > 0 else []
     return messages
+
+
+def with_messages(problem: str, messages: list[str]) -> str:
+    """Return a problem with what Nsight Systems said, which may be its reason."""
+    said = " ".join(one.removeprefix(_SAYS) for one in messages)
+    return f"{problem}; {_SAYS}{said.removesuffix('.')}" if said else problem
 
 
 def _damage_in(name: str, num_activities: int, num_ranges: int) -> Iterator[Caveat]:
