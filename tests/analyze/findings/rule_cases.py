@@ -22,6 +22,7 @@ from tests.analyze.findings.rule_faults import (
     joined,
     loss_of,
     migrating,
+    moved_between_kernels,
     planted,
     tiny,
     trained,
@@ -91,6 +92,12 @@ CASES: dict[str, Case] = {
     ),
     "unified_memory": Case(
         lambda: migrating(40), lambda: migrating(2), lambda: migrating(40, name="HtoD")
+    ),
+    "round_trips": Case(
+        lambda: moved_between_kernels("DtoH", "HtoD"),
+        lambda: moved_between_kernels(),
+        # An upload and then a download: the kernel between two others gets new data.
+        lambda: moved_between_kernels("HtoD", "DtoH"),
     ),
     "exposed_collectives": Case(
         lambda: communicating(beside=0),

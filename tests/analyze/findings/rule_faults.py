@@ -194,6 +194,16 @@ def chained(*sizes, name=None) -> Trace:
     return trace_of_work(*rows, rest(100 * US))
 
 
+def moved_between_kernels(*ways, times=4, num_bytes=(1 << 20,) * 2) -> Trace:
+    """Return kernels with copies of these ways between each and the next."""
+    copies = [
+        ran(None, 100 * US, "copy", name=f"Memcpy {way} (Pinned)", activity="memcpy")
+        | {"copied_bytes": size}
+        for way, size in zip(ways, num_bytes, strict=False)
+    ]
+    return trace_of_work(*repeated([rest(), *copies], times), rest())
+
+
 def communicating(*, beside) -> Trace:
     """Return a collective of 200 µs, with another kernel beside it for a share of that time."""
     row = ran(None, 200 * US, "collective", name="ncclDevKernel_AllReduce", stream=20)

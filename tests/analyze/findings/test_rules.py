@@ -26,6 +26,7 @@ from tests.analyze.findings.rule_faults import (
     joined,
     loss_of,
     migrating,
+    moved_between_kernels,
     updated,
 )
 from tests.analyze.findings.rule_traces import (
@@ -392,6 +393,17 @@ def test_float32_gemms_go_to_the_next_faster_type_of_the_gpu(tf32, rule):
     found = {one.rule: one.saving.high_ns for one in diagnose(trace).findings}
     assert found[rule] > 0
     assert {"tf32_products", "fp32_products"} & set(found) == {rule}
+
+
+@pytest.mark.parametrize(
+    ("options", "number"),
+    [({}, 8), ({"times": 2}, 0), ({"num_bytes": (1 << 20, 2 << 20)}, 0), ({"times": 3}, 6)],
+    ids=["four times", "too few", "another size", "three times"],
+)
+def test_a_round_trip_is_of_one_size_and_recurs(options, number):
+    found = findings("round_trips", moved_between_kernels("DtoH", "HtoD", **options))
+    assert sum(len(one.rows) for one in found) == number
+    assert all(one.fix.modest_ns == number * 100 * US for one in found)
 
 
 def test_without_ceilings_a_fused_chain_moves_its_bytes_as_fast_as_its_fastest_operator():
