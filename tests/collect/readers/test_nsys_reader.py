@@ -223,6 +223,22 @@ def test_calls_of_the_system_that_say_too_little_are_left_out(tmp_path, absent):
     assert trace.ranges["kind"].tolist() == ["runtime"]
 
 
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (
+            "{'mod': 'torch.nn.functional', 'op': 'conv2d', 'args': []}",
+            "torch.nn.functional.conv2d",
+        ),
+        ("{'mod': '', 'op': 'randn', 'args': []}", "randn"),
+        ("{'traceMarker': ['net.py:3'], 'funcStack': '/<module>/Net::forward/relu'}", "relu"),
+        ("{'step': 3}", "{'step': 3}"),
+    ],
+)
+def test_a_payload_of_dlprof_is_named_by_its_function(tmp_path, text, name):
+    assert read(write(tmp_path, kernel(), nvtx(text))).ranges["name"].tolist() == [name]
+
+
 def test_ranks_are_the_processes_that_used_a_gpu_in_the_order_of_their_ids(tmp_path):
     rows = (
         *(kernel(pid=300), kernel(pid=200, start=2000, end=2100)),

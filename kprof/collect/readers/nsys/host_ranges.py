@@ -37,6 +37,19 @@ class Meaning(NamedTuple):
     shapes: int
 
 
+# As PyProf and DLProf write the arguments of a function, and where it was called.
+_FUNCTION = re.compile(rb"\{'mod': '([\w.]*)', 'op': '(\w+)'")
+_CALLED_AT = re.compile(rb"\{'traceMarker': .*'funcStack': '(?:[^']*/)?([^'/]+)'", re.DOTALL)
+
+
+def name_in_payload(text: bytes) -> bytes | None:
+    """Return the function that a text of PyProf or DLProf is about; None for other texts."""
+    if called := _FUNCTION.match(text):
+        return b".".join(filter(None, called.groups()))
+    at = _CALLED_AT.match(text)
+    return at.group(1) if at else None
+
+
 @dataclass
 class Texts:
     """Takes texts apart, as bytes, which is faster; names and shapes get numbers."""
@@ -54,7 +67,7 @@ class Texts:
             known = self._operator(text)
             # An operator's text has a number of its own, so it does not come again.
             if known is None:
-                known = self._ranges[text] = self._named("range", text)
+                known = self._ranges[text] = self._named("range", name_in_payload(text) or text)
         return known
 
     def _operator(self, text: bytes) -> Meaning | None:
