@@ -20,7 +20,7 @@ from kprof.findings import Diagnosis
 from kprof.opened import open_trace
 from kprof.report.redaction import redacted
 from kprof.report.result import result_of
-from kprof.report.section import Bar, Table, sections_of
+from kprof.report.section import Bar, Table, Text, sections_of
 from kprof.report.sections.summary import render
 from kprof.report.sections.time import render as render_time
 from kprof.report.summary import summarize
@@ -28,6 +28,7 @@ from kprof.report.terminal import print_summary
 from kprof.trace import Gpu
 from tests.analyze.findings.rule_cases import CASES
 from tests.analyze.findings.rule_traces import US, ran, trace_of_work
+from tests.quantities import quantities_in
 from tests.section_traces import HOST_ONLY, RICH
 from tests.traces import analyzed_trace_of, measured, trace_of
 
@@ -147,6 +148,14 @@ def test_the_bar_and_the_table_of_time_say_the_same_of_one_label(name):
 def test_the_first_limit_owns_most_of_the_time(name):
     first = summarize(trace_named(name)).limits[0]
     assert (first.kind, first.name) == LIMITS[name]
+
+
+@pytest.mark.parametrize(("number", "is_warned"), [(1, True), (9, True), (10, False)])
+def test_a_handful_of_activities_without_steps_is_told_to_be_no_workload(number, is_warned):
+    kernels = [{"start_ns": 100 * at, "duration_ns": 50} for at in range(number)]
+    texts = [part for part in render(analyzed_trace_of(*kernels)).parts if isinstance(part, Text)]
+    warned = [one for one in texts if one.tone == "warning"]
+    assert [quantities_in(one.text)[0] for one in warned] == [str(number)] * is_warned
 
 
 def test_what_happened_once_limits_by_no_other_name():

@@ -50,6 +50,9 @@ ON_THE_HOST = {
     None: "the host's operators",
     "latency": "operators that reach neither the host's bandwidth nor its arithmetic",
 }
+# Fewer, and no steps, are no workload: something else may limit a longer run.
+FEW_ACTIVITIES = 10
+OF_THIS_WINDOW = "shares and savings are of this window, not of a longer run."
 NO_CHANGE = "No rule found a change that would save time."
 
 
@@ -58,6 +61,9 @@ def render(trace: Trace) -> Section:
     summary, diagnosis = summarize(trace), trace.diagnosis or Diagnosis()
     parts: list[Part] = [Text(HOST_ONLY, "warning")] if summary.is_host_only else []
     parts.append(Text(_lead(summary, trace.meta.num_all_ranks)))
+    if summary.time and not summary.num_steps and len(trace.kernels) < FEW_ACTIVITIES:
+        number = format_count(len(trace.kernels), "activity", "activities")
+        parts.append(Text(f"Only {number}: {OF_THIS_WINDOW}", "warning"))
     if summary.time:
         parts += [_bar(summary), Text(_limit(summary, is_of_nvidia=is_of_nvidia(trace)))]
     if once := start_up_in_words(trace, diagnosis, least_share=LEAST_START_UP):
