@@ -516,6 +516,8 @@ def _of_list(name: str, op: str | None, phase: str | None) -> str:
 LONGEST_WORD = 200
 
 
+# Ranks of one job run the same kernels.
+@lru_cache(maxsize=65536)
 def kind_of_name(name: str) -> str | None:
     """Return the kind that a kernel's name tells, or None.
 
