@@ -186,11 +186,11 @@ def measure_peers(folder: Path, num_ranks: int, peer_python: Path) -> list[dict]
         for program in programs.values()
     ]
     own, *peers = costs_in_turn([[*opening, "--out", str(run), "--force"], *of_peers], 1)
-    ledger = json.loads(_output([*opening[:-1], "--json", str(run)]))["ledger"]
-    truth_us = sum(_busy_us(path) for path in ranks.iterdir())
+    of_ranks = json.loads(_output([*opening[:-1], "--json", str(run)]))["ranks"]
+    truth_ns = sum(_busy_ns(path) for path in ranks.iterdir())
     kept = {
-        "kprof": ledger["busy_ns"] / 1e3 / truth_us,
-        "HolisticTraceAnalysis": json.loads(_output(of_peers[0]).splitlines()[-1]) / truth_us,
+        "kprof": sum(one["busy_ns"] for one in of_ranks) / truth_ns,
+        "HolisticTraceAnalysis": 1e3 * json.loads(_output(of_peers[0]).splitlines()[-1]) / truth_ns,
     }
     shutil.rmtree(ranks)
     size = f"{num_ranks} ranks of {events:,} events"
@@ -218,15 +218,18 @@ def measure_peers(folder: Path, num_ranks: int, peer_python: Path) -> list[dict]
     return rows
 
 
-def _busy_us(path: Path) -> float:
-    """Return the time in which a rank's device does anything, from its file alone."""
+def _busy_ns(path: Path) -> int:
+    """Return the time in which a rank's device does anything, from its file alone.
+
+    In whole ns, in which recorders take times, though files hold them as fractions of µs.
+    """
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     kinds = ("kernel", "gpu_memcpy", "gpu_memset")
-    spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") in kinds)
-    busy, end = 0.0, 0.0
-    for begin, until in spans:
-        busy += max(until - max(begin, end), 0.0)
-        end = max(end, until)
+    spans = ((round(e["ts"] * 1e3), round(e["dur"] * 1e3)) for e in events if e.get("cat") in kinds)
+    busy, end = 0, 0
+    for begin, duration in sorted(spans):
+        busy += max(begin + duration - max(begin, end), 0)
+        end = max(end, begin + duration)
     return busy
 
 

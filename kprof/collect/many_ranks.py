@@ -28,7 +28,9 @@ from kprof.trace import Caveat, LateTime, RankTotals, Trace
 # So much of JSON, unpacked, is read in detail; its tables and what is computed of them take about
 # four times as much memory. Of few ranks all are, whatever their size; of more than fit some.
 IN_DETAIL_BYTES = 400_000_000
-FEWEST_IN_DETAIL, MOST_IN_DETAIL = 8, 64
+FEWEST_IN_DETAIL, MOST_IN_DETAIL = 8, 16
+# Of so many late ranks the cause is looked for.
+MOST_EXPLAINED = 64
 # Traces are packed to about so small a part.
 PACKED_TO = 16
 
@@ -133,7 +135,7 @@ def _late_times(
     latest = sorted(
         (one for one in found.ranks if one.rank in others), key=lambda one: -one.late_ns
     )
-    late_in = {one.rank: one.late_in for one in latest[:MOST_IN_DETAIL]}
+    late_in = {one.rank: one.late_in for one in latest[:MOST_EXPLAINED]}
     if not late_in:
         return ()
     files = {

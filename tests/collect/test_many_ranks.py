@@ -107,6 +107,14 @@ def test_where_not_all_fit_the_late_rank_and_a_spread_are_in_detail(ranks, monke
     assert [one["is_in_detail"] for one in document(opened)["ranks"]].count(True) == 3
 
 
+def test_no_more_than_so_many_ranks_are_in_detail_where_not_all_fit(ranks, monkeypatch):
+    all_bytes = sum(path.stat().st_size for path in ranks.iterdir())
+    monkeypatch.setattr(many_ranks, "FEWEST_IN_DETAIL", 1)
+    monkeypatch.setattr(many_ranks, "MOST_IN_DETAIL", 2)
+    monkeypatch.setattr(many_ranks, "IN_DETAIL_BYTES", all_bytes - 1)
+    assert len(in_detail(open_unwritten([ranks]))) == 2
+
+
 @pytest.mark.parametrize("number", [2])
 def test_any_number_of_processes_condenses_the_same(ranks, number):
     sources = sources_of([ranks])
