@@ -385,19 +385,22 @@ def _edges_across(those: Activities, explained: np.ndarray, first: int) -> list[
 def _edges_in_order(those: Activities, first: int) -> list[Parts]:
     """Let each activity wait for the last one of another stream that had ended before it began.
 
-    By as long as two activities of a stream need between them, where it began no sooner.
+    By as long as two activities of a stream need between them, where it began no sooner. One that
+    follows another on its stream, which waits as long for the same, needs no edge of its own.
     """
-    pairs = [np.zeros((2, 0), dtype=np.int64)]
+    waits_for = np.full(len(those.start), NOTHING, dtype=np.int64)
     for rank in np.unique(those.rank).tolist():
         rows = _at(those.rank == rank)
         for lane in np.unique(those.lane[rows]).tolist():
             mine, others = rows[those.lane[rows] == lane], rows[those.lane[rows] != lane]
             others = others[np.argsort(those.end[others], kind="stable")]
             at = np.searchsorted(those.end[others], those.start[mine], side="right") - 1
-            pairs.append(np.vstack([others[at[at >= 0]], mine[at >= 0]]))
-    source, target = np.concatenate(pairs, axis=1)
-    lag = np.minimum(those.start[target] - those.end[source], BETWEEN_NS)
-    return [(source + first, target + first, lag, ACROSS)]
+            waits_for[mine[at >= 0]] = others[at[at >= 0]]
+    lag = np.minimum(those.start - those.end[waits_for], BETWEEN_NS)
+    before = those.before
+    is_held = (before != NOTHING) & (waits_for[before] == waits_for) & (lag[before] >= lag)
+    target = _at((waits_for != NOTHING) & ~is_held)
+    return [(waits_for[target] + first, target + first, lag[target], ACROSS)]
 
 
 def _host_edges(program: HostProgram, waits: Waits) -> list[Parts]:

@@ -1,6 +1,11 @@
 """Who waits for whom in a replay: streams, events, threads, and a host that is held."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as some
 
 from kprof.analyze.findings.one_offs import find_once
 from kprof.analyze.passes import analyze
@@ -298,3 +303,46 @@ def test_streams_in_order_wait_for_the_last_that_had_ended():
         kernel("norm", 5_000, stream=30, host_ns=30_000),
     ]
     assert edges_across(program, "in order") == [(2, 3, 1_400)]
+
+
+def test_what_follows_a_waiting_activity_on_its_stream_needs_no_edge_of_its_own():
+    program = [
+        kernel("mm", 10_000, host_ns=0),
+        kernel("norm", 5_000, stream=20, host_ns=20_000),
+        *[kernel("norm", 5_000, stream=20)] * 3,
+    ]
+    assert edges_across(program, "in order") == [(0, 1, 1_400)]
+
+
+@given(
+    some.lists(
+        some.tuples(
+            some.sampled_from([7, 20, 30]), some.integers(1, 20_000), some.integers(0, 20_000)
+        ),
+        min_size=1,
+        max_size=12,
+    ),
+    some.data(),
+)
+def test_streams_in_order_never_pass_what_had_ended_whatever_changes(activities, data):
+    program = [kernel("mm", ns, stream=stream, host_ns=host) for stream, ns, host in activities]
+    recorded = find_recorded(record(program))
+    replay, those = recorded.replay("in order"), recorded.activities
+    number = len(those.start)
+    changed = data.draw(
+        some.lists(some.integers(0, 40_000), min_size=number, max_size=number), label="ns"
+    )
+    first = replay.first_activity
+    duration_ns = np.append(replay.duration_ns[:first], changed)
+    end = replace(replay, duration_ns=duration_ns).run()[first:]
+    start = end - changed
+    for one in range(number):
+        ended = [
+            other
+            for other in range(number)
+            if those.lane[other] != those.lane[one] and those.end[other] <= those.start[one]
+        ]
+        last = max(ended, key=lambda other: those.end[other], default=None)
+        if last is not None:
+            wait_ns = min(int(those.start[one] - those.end[last]), 1_400)
+            assert start[one] >= end[last] + wait_ns
