@@ -130,6 +130,23 @@ class OwnGPT(nn.Module):
         return logits, functional.cross_entropy(rows, places, ignore_index=-1)
 
 
+class OwnLlama(nn.Module):
+    """As llama2.c: it returns logits alone, and keeps its loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.embeddings, self.norm = nn.Embedding(V, WIDTH), nn.LayerNorm(WIDTH)
+        self.output = nn.Linear(WIDTH, V, bias=False)
+        self.last_loss = None
+
+    def forward(self, tokens, targets=None):
+        logits = self.output(self.norm(self.embeddings(tokens)))
+        if targets is not None:
+            rows, places = logits.view(-1, logits.size(-1)), targets.view(-1)
+            self.last_loss = functional.cross_entropy(rows, places, ignore_index=-1)
+        return logits
+
+
 def trained(model, labels=LABELS, cast=None):
     model.zero_grad()
     torch.manual_seed(4)
@@ -167,6 +184,17 @@ def test_a_model_of_ones_own_is_trained_without_logits(cast):
     assert (logits, only_site(swap).num_replaced) == (None, 1)
 
 
+def test_a_model_that_keeps_its_loss_is_trained_without_logits():
+    torch.manual_seed(0)
+    model = OwnLlama().train()
+    assert model(TOKENS, LABELS.clamp_min(0)) is not None
+    wanted = model.last_loss.detach()
+    with swapped(model, KERNEL) as swap:
+        assert model(TOKENS, LABELS.clamp_min(0)) is None
+    torch.testing.assert_close(model.last_loss.detach(), wanted)
+    assert only_site(swap).num_replaced == 1
+
+
 def test_a_compiled_model_of_ones_own_keeps_its_logits_in_one_graph():
     torch.compiler.reset()
     model = OwnGPT().eval()
@@ -179,7 +207,24 @@ def test_a_compiled_model_of_ones_own_keeps_its_logits_in_one_graph():
 
 
 ROW = torch.linspace(-1, 1, V)
+
+
+class WithLossModule(CausalLM):
+    """As DistilBERT: torch's loss is a module; as Mamba, it reads the dtype of its head."""
+
+    def __init__(self):
+        super().__init__()
+        self.loss_fct = nn.CrossEntropyLoss()
+
+    def forward(self, input_ids, labels=None):
+        hidden = self.model(input_ids).last_hidden_state
+        logits = self.lm_head(hidden.to(self.lm_head.weight.dtype))
+        loss = self.loss_fct(logits.view(-1, V), labels.view(-1))
+        return Output(loss=loss, logits=logits)
+
+
 MODELS = {
+    "distilbert": WithLossModule,
     "bert": MaskedLM,
     "smoothed": lambda: MaskedLM(label_smoothing=0.1),
     "summed": lambda: MaskedLM(reduction="sum"),
@@ -283,6 +328,14 @@ def test_hooks_around_a_head_see_its_logits(place):
     with swapped(model, KERNEL) as swap:
         assert model(TOKENS, labels=LABELS).logits is not None
     assert (seen, only_site(swap).calls[0].why) == ([(2, 5, V)], HEAD_HOOKS)
+
+
+def test_hooks_of_a_loss_see_logits():
+    model, seen = WithLossModule().train(), []
+    model.loss_fct.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape))
+    with swapped(model, KERNEL) as swap:
+        assert model(TOKENS, labels=LABELS).logits is not None
+    assert (seen, only_site(swap).num_replaced) == ([(10, V)], 0)
 
 
 def test_logits_are_there_without_training_and_without_labels():

@@ -39,6 +39,7 @@ from kprof.kernels.swap.patches import (
 from kprof.kernels.swap.probes import (
     CANNOT,
     CannotCopyError,
+    Direct,
     Setting,
     are_alike,
     autocast_of,
@@ -87,7 +88,18 @@ OTHER_DTYPE = "a bias is added to its logits in another dtype"
 FEW_LABELS = 0.5
 
 
-class _Passing(Module):
+class _Head(Module):
+    """Stands for a head; it has the head's attributes."""
+
+    def __init__(self, head: Module) -> None:
+        super().__init__()
+        self.__dict__["head"] = head
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["head"], name)
+
+
+class _Passing(_Head):
     """A head that returns its input."""
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -286,16 +298,16 @@ def shape_of(apply: Callable[[Tensor], Any]) -> Shape | None:
     return found if is_known else None
 
 
-class _Deferring(Module):
+class _Deferring(_Head):
     """A head that returns a stand-in of its logits."""
 
-    def __init__(self, num_columns: int, lose: Lose) -> None:
-        super().__init__()
-        self.__dict__["given"] = (num_columns, lose)
+    def __init__(self, head: Module, lose: Lose) -> None:
+        super().__init__(head)
+        self.__dict__["lose"] = lose
 
     def __call__(self, hidden: Tensor) -> Deferred:
         """Return the stand-in."""
-        return Deferred(hidden, *self.__dict__["given"])
+        return Deferred(hidden, self.out_features, self.__dict__["lose"])
 
 
 class Use(NamedTuple):
@@ -368,7 +380,10 @@ def _path_to_head(module: Module) -> Path | None:
         for name, one in module.named_modules():
             if one is head:
                 return tuple(name.split("."))
-    return (HEAD,) if module._modules.get(HEAD) is not None else None
+    if module._modules.get(HEAD) is not None:
+        return (HEAD,)
+    linears = [name for name, one in module._modules.items() if type(one) is Linear]
+    return (linears[0],) if len(linears) == 1 else None
 
 
 def _modules_on(module: Module, path: Path) -> list[Module]:
@@ -438,27 +453,22 @@ def _use_of_logits(module: Module, path: Path) -> Use | str:
         return why
     # Ones, because random values would advance the workload's random state.
     hidden, losses = torch.ones(1, 3, 8), _Losses()
-    outputs = _run_apart(module, path, _Watching(), hidden, losses)
+    outputs = _run_apart(module, path, _Watching(on_path[-1]), hidden, losses)
     is_plain = [type(one) for one in losses.all] == [_Watched]
     if isinstance(outputs, str) or not is_plain:
         is_read = isinstance(outputs, str) and READS_LOGITS in outputs
         losses = _Losses()
-        head = _Deferring(_columns_of(on_path[-1]), losses.lose_by_torch)
+        head = _Deferring(on_path[-1], losses.lose_by_torch)
         outputs = _run_apart(module, path, head, hidden, losses)
         if isinstance(outputs, str):
             return (READS_LOGITS if losses.all else CHANGES_LOGITS) if is_read else outputs
         if [type(one) for one in losses.all] != [Deferred] or losses.all[0].form() is None:
             return CHANGES_LOGITS
     logits = getattr(outputs, "logits", None)
-    if type(outputs) is tuple:
-        logits = next((one for one in outputs if isinstance(one, (Deferred, _Watched))), None)
+    if not isinstance(outputs, Mapping):
+        returned = outputs if isinstance(outputs, tuple) else (outputs,)
+        logits = next((one for one in returned if isinstance(one, (Deferred, _Watched))), None)
     return Use(is_plain, bool(losses.of_torch)) if _is_of(logits, losses.all[0]) else CHANGES_LATER
-
-
-def _columns_of(head: Module) -> int:
-    weight = head._parameters["weight"]
-    assert weight is not None
-    return weight.shape[0]
 
 
 def _is_of(logits: Any, lost: Any) -> bool:
@@ -498,7 +508,8 @@ def _names_logits(code: types.CodeType) -> bool:
 
 def _run_apart(module: Module, path: Path, head: Module, hidden: Tensor, losses: _Losses) -> Any:
     """Return the outputs of a stand-in with this head and these losses, or why it failed."""
-    seen = torch.zeros(1, 3, dtype=torch.int64)
+    # Unlike each other: one of them at most is the token of padding.
+    seen = torch.arange(2, 5).view(1, 3)
     try:
         clone = _stand_in(module, path, head, hidden)
     except CannotCopyError as error:
@@ -516,6 +527,10 @@ def _run_apart(module: Module, path: Path, head: Module, hidden: Tensor, losses:
     return READS_LOGITS if _keeps(clone, outputs) else outputs
 
 
+def _is_loss(module: Module | None) -> bool:
+    return type(module) is TORCHS.cross_entropy_module
+
+
 def _stand_in(module: Module, path: Path, head: Module, hidden: Tensor) -> Module:
     """Return a stand-in of a module with this head at the end of a path, and bodies beside it.
 
@@ -524,7 +539,8 @@ def _stand_in(module: Module, path: Path, head: Module, hidden: Tensor) -> Modul
     """
     num_experts = module.__dict__.get("num_experts")
     children: dict[str, Module | None] = {
-        name: _Body(hidden, num_experts, one) for name, one in module._modules.items()
+        name: Direct(one) if one is not None and _is_loss(one) else _Body(hidden, num_experts, one)
+        for name, one in module._modules.items()
     }
     below = module._modules[path[0]]
     assert below is not None
@@ -554,7 +570,7 @@ class _Watched(Tensor):
         return super().__torch_function__(function, types, args, kwargs or {})
 
 
-class _Watching(Module):
+class _Watching(_Head):
     """A head whose result only a loss may read."""
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -611,6 +627,8 @@ class _Fused:
 
     def completed(self, outputs: Any) -> Any:
         """Return a model's outputs without stand-ins of logits: with logits if it has no loss."""
+        if not isinstance(outputs, (tuple, Mapping)):
+            return self._logits_for(outputs)
         if isinstance(outputs, tuple):
             placed = tuple(self._logits_for(one) for one in outputs)
             # Hugging Face leaves out of a tuple what there is not.
@@ -765,6 +783,8 @@ class _Call:
             return f"its head is a {title} now, not a torch.nn.Linear"
         if not all(map(is_passed_over, on_path)):
             return "its head has hooks"
+        if not all(is_passed_over(one) for one in model._modules.values() if _is_loss(one)):
+            return "its loss has hooks"
         loss = model.__dict__.get(ATTRIBUTE)
         if loss is not self._own and not isinstance(loss, Loss):
             return "it has another loss now"
@@ -774,10 +794,9 @@ class _Call:
         """Return a proxy of a model with a stand-in of its head, for one call."""
         on_path = [model, *_modules_on(model, self._path)]
         fused = _Fused(model, on_path[-1], self.loss, dispatcher, self._state)
-        num_columns = on_path[-1].weight.shape[0]
-        below: Module = _Deferring(num_columns, fused.lose_by_torch)
+        below: Module = _Deferring(on_path[-1], fused.lose_by_torch)
         if self._use.is_plain:
-            below = _Passing()
+            below = _Passing(on_path[-1])
         calls = []
         for name, module in reversed(list(zip(self._path, on_path, strict=False))):
             others = {ATTRIBUTE: fused} if module is model else {}
