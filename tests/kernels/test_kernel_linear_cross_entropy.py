@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import kprof.kernels.cross_entropy.linear_cross_entropy as ways
 from kprof.kernels import Provider
 from kprof.kernels.runtime import DifferentiationError
+from kprof.kernels.cross_entropy._rows import Options
 from kprof.kernels.cross_entropy.linear_cross_entropy import (
     KERNEL,
     linear_cross_entropy,
@@ -213,6 +215,30 @@ def test_saving_time_half_the_logits_and_the_gradients_are_a_quarter_of_what_eag
     taken = 2 * (rows_each * 128_256 + weight.numel() + hidden.numel())
     # What eager torch was measured to need.
     assert taken <= 11.8e9 / 4
+
+
+class Strides(TorchDispatchMode):
+    """Notes the elements between rows of the logits that GEMMs write and read."""
+
+    def __init__(self, vocabulary):
+        super().__init__()
+        self.vocabulary, self.seen = vocabulary, []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        tensors = [*args, *(kwargs or {}).values()]
+        logits = [one for one in tensors if getattr(one, "shape", ())[-1:] == (self.vocabulary,)]
+        if "mm" in function.__name__:
+            self.seen += [one.stride(0) for one in logits if one.dim() == 2 and one.stride(1) == 1]
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("vocabulary", "stride"), [(130, 192), (50, 64), (128, 128), (136, 136)])
+def test_saving_time_rows_of_logits_begin_where_a_gemm_can_load_them(vocabulary, stride):
+    hidden, weight, targets = drawn(vocabulary=vocabulary, dtype=torch.bfloat16)
+    options = Options(-100, 0.0, 0.0, "mean")
+    with torch.no_grad(), Strides(vocabulary) as strides:
+        ways.run_by_rows(hidden, weight, None, targets, None, options, (True, True, False))
+    assert set(strides.seen) == {stride}
 
 
 def test_two_blocks_of_rows_are_added_up_without_a_sum_in_float32(monkeypatch):

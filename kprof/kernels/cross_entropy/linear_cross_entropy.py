@@ -47,6 +47,9 @@ LEAST_ROWS = 1_024
 # With a power of two of rows, this many columns give GEMM tiles that fill whole waves of SMs.
 MULTIPLE_OF_COLUMNS = 1_024
 
+# Of a load by a GEMM, and of a line of the L2 cache, to which rows of odd sizes are padded.
+BYTES_OF_LOAD, BYTES_OF_ROW = 16, 128
+
 # Elements of a CTA that shapes logits: two loads of 16 bytes per thread in 16 bits.
 ELEMENTS_OF_SHAPE, WARPS_OF_SHAPE = 2_048, 4
 
@@ -91,13 +94,15 @@ def _sweep_rows(hidden, weight, bias, targets, divisor, options, sums, shape) ->
     losses, state = empty_rows(hidden)
     targets, summed = targets.contiguous(), options._replace(reduction="sum")
     columns = slice(0, weight.shape[0])
-    buffer = hidden.new_empty(min(sums.rows_per_block, hidden.shape[0]) * weight.shape[0])
+    # Logits are shaped as if they were one row.
+    stride = _aligned(hidden, columns.stop) if shape == PLAIN else columns.stop
+    buffer = hidden.new_empty(min(sums.rows_per_block, hidden.shape[0]) * stride)
     second = torch.empty_like(buffer) if shape.cap else buffer
     for rows in _slices(hidden.shape[0], sums.rows_per_block):
-        logits = _logits(hidden, weight, bias, rows, columns, buffer)
+        logits = _logits(hidden, weight, bias, rows, columns, buffer, stride)
         part = state[: 2 * logits.shape[0] + 1]
         _shape_logits(logits, shape)
-        dlogits = second[: logits.numel()].view(logits.shape) if sums.is_wanted else None
+        dlogits = _matrix_in(second, logits.shape, stride) if sums.is_wanted else None
         write_losses(logits, targets[rows], divisor, summed, losses[rows], part, dlogits)
         if dlogits is not None:
             _shape_gradients(dlogits, logits, shape)
@@ -251,12 +256,34 @@ def find_gradients_by_chunks(
     return dhidden, dweight if num_rows else dweight.zero_(), dbias.to(weight.dtype)
 
 
+def _aligned(hidden: Tensor, num_columns: int) -> int:
+    """Return the elements between rows of logits, so that GEMMs can load 16 bytes at once.
+
+    Vocabularies of odd sizes (BERT, GPT-2) would have rows that begin anywhere.
+    """
+    if num_columns * hidden.element_size() % BYTES_OF_LOAD == 0:
+        return num_columns
+    multiple = BYTES_OF_ROW // hidden.element_size()
+    return -(-num_columns // multiple) * multiple
+
+
+def _matrix_in(buffer: Tensor, shape: tuple[int, ...], stride: int) -> Tensor:
+    """Return a matrix at the beginning of a buffer, whose rows are so many elements apart."""
+    return buffer[: shape[0] * stride].view(shape[0], stride)[:, : shape[1]]
+
+
 def _logits(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, rows: slice, columns: slice, buffer: Tensor
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    rows: slice,
+    columns: slice,
+    buffer: Tensor,
+    stride: int | None = None,
 ) -> Tensor:
     """Compute the logits of these rows and columns in the buffer."""
     shape = rows.stop - rows.start, columns.stop - columns.start
-    logits = buffer[: shape[0] * shape[1]].view(shape)
+    logits = _matrix_in(buffer, shape, shape[1] if stride is None else stride)
     if bias is None:
         return torch.mm(hidden[rows], weight[columns].t(), out=logits)
     return torch.addmm(bias[columns], hidden[rows], weight[columns].t(), out=logits)
