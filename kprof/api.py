@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from kprof.trace import Trace
 
 PACKAGE = "kprof_recorder"
+# Columns of a printed summary.
+_WIDTH = 80
 # Held while a block is recorded: a process has one profiler.
 _BLOCK = threading.Lock()
 
@@ -119,6 +121,20 @@ class Run:
 
         summary, number = self.summary, format_count(len(self.findings), "finding")
         return f"{named}: {summary.whole} of {format_time(summary.whole_ns)}, {number}"
+
+    def __str__(self) -> str:
+        """Return the summary of the report as text."""
+        if self._not_yet is not None:
+            return repr(self)
+        import io
+
+        from rich.console import Console
+
+        from kprof.report.terminal import print_summary
+
+        text = io.StringIO()
+        print_summary(self.path.name, self._opened.summary[:1], Console(file=text, width=_WIDTH))
+        return text.getvalue().rstrip()
 
     def _repr_html_(self) -> str:
         """Return the report for a notebook, without figures; why, where there is none."""
@@ -316,7 +332,9 @@ def _launched(raw: Path) -> Iterator[None]:
         exit_code = 0
     finally:
         sampler.stop()
-        command = (sys.executable, *sys.argv)
+        # A notebook and a prompt have no script that could run again.
+        is_script = hasattr(sys.modules["__main__"], "__file__")
+        command = (sys.executable, *sys.argv) if is_script else ()
         write_description(raw, command, (started_ns, time.time_ns()), exit_code)
         compress_parts(raw)
 

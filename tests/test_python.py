@@ -16,6 +16,7 @@ from kprof.analyze.passes import analyze
 from kprof.comparison import Claim, Comparison, Interval, Metric, Plan
 from kprof.errors import KprofError, LaunchError
 from kprof.opened import Opened
+from tests.quantities import quantities_in
 from tests.traces import trace_of
 
 ROOT = Path(__file__).parent.parent
@@ -112,6 +113,25 @@ def test_a_run_says_its_step_and_its_findings(run):
     assert run.summary.whole_ns == 117_707_796
     num_findings = len(run.findings)
     assert repr(run).endswith(f"hf_generate.json.gz'): a step of 118 ms, {num_findings} findings")
+
+
+def test_a_printed_run_is_the_summary_of_its_report(run):
+    lines = str(run).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "118 ms" in quantities_in(" ".join(lines))
+    assert lines[1] == "Summary"
+    assert "Run" not in lines
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_script", [True, False])
+def test_a_session_without_a_script_has_no_command_to_repeat(tmp_path, monkeypatch, is_script):
+    torch = pytest.importorskip("torch")
+    if not is_script:
+        monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    with kprof.profile(tmp_path / "mine.kprof") as run:
+        torch.ones(2).add(1)
+    assert bool(run.trace.meta.command) is is_script
 
 
 def test_nothing_to_open_is_refused():

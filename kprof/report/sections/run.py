@@ -87,6 +87,12 @@ def _gpu_names(trace: Trace) -> str:
 def _what(trace: Trace) -> tuple[str, str, str]:
     meta = trace.meta
     read_from = f"{meta.source}, written by {meta.tool}"
+    if not meta.command and meta.recording is not None:
+        return (
+            "Command",
+            UNKNOWN,
+            f"{read_from}: a notebook or a prompt, which no command repeats",
+        )
     if not meta.command:
         return ("Command", UNKNOWN, f"{read_from}, which does not record it; `kprof run` does")
     return ("Command", meta.command_line, read_from)
