@@ -2,9 +2,12 @@
 
 from dataclasses import replace
 
+import pytest
+
 from kprof.report.section import Table
 from kprof.report.sections.memory import parts_of_peaks, render, what_fits
 from kprof.trace import MemoryHolder, MemoryPeak
+from tests.quantities import quantities_in
 from tests.section_traces import RICH
 from tests.traces import analyzed_trace_of
 
@@ -37,14 +40,30 @@ def test_each_holder_has_its_bytes_and_its_share():
     ]
 
 
+@pytest.mark.parametrize(
+    ("sizes", "saved"),
+    [
+        ({"activations": 5, "parameters": 3, "gradients": 2}, ["5 GiB", "50.0 %"]),
+        ({"allocated before the recording": 7, "optimizer state": 3}, ["3 GiB", "30.0 %"]),
+        ({"allocated before the recording": 7, "buffers": 3}, []),
+        ({"workspaces": 11, "gradients": 1}, []),
+    ],
+)
+def test_the_change_is_about_the_largest_holder_that_one_is_known_for(sizes, saved):
+    holders = tuple(MemoryHolder(name, "", size * GIB, 1, "time") for name, size in sizes.items())
+    peak = replace(PEAK, holders=holders, requested_bytes=sum(sizes.values()) * GIB)
+    told = [one.partition("saves at most")[2] for one in texts(parts_of_peaks((peak,)))]
+    assert [quantity for one in told for quantity in quantities_in(one)] == saved
+
+
 def test_rounding_and_unused_memory_are_told_apart():
-    _, allocator, _ = texts(parts_of_peaks((PEAK,)))
+    _, _, allocator, _ = texts(parts_of_peaks((PEAK,)))
     assert "adds 2,048 bytes" in allocator
     assert "8 GiB are reserved" in allocator
 
 
 def test_rounding_is_a_lower_bound_where_the_blocks_were_not_recorded():
-    _, allocator, _ = texts(parts_of_peaks((replace(PEAK, allocated_bytes=None),)))
+    _, _, allocator, _ = texts(parts_of_peaks((replace(PEAK, allocated_bytes=None),)))
     assert "adds at least 512 bytes" in allocator
 
 

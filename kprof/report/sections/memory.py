@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kprof.analyze.capture_quality.unanswered import why_no_memory
 from kprof.analyze.energy import Series, readings, thin_out
-from kprof.analyze.memory import ACTIVATIONS, OUTSIDE, TEMPORARIES
+from kprof.analyze.memory import ACTIVATIONS, OUTSIDE, OWNERS, TEMPORARIES
 from kprof.report.figures import BLUE, LEGEND_ABOVE, PALE, Drawn, axis, curve, margins
 from kprof.report.section import Column, Figure, Part, Section, Table, Text
 from kprof.report.units import MISSING, format_memory, format_share
@@ -60,6 +60,17 @@ HOLDERS = (
 SCALES = (ACTIVATIONS, TEMPORARIES, OUTSIDE)
 """What grows with the batch; all else stays, for a model of the same size. Outside of every phase
 lie the batch itself, the logits and the loss."""
+CHANGES = {
+    ACTIVATIONS: "checkpoint activations (torch.utils.checkpoint), or split the batch and "
+    "accumulate gradients",
+    TEMPORARIES: "split the batch and accumulate gradients",
+    OWNERS["optimizer"]: "shard the optimizer state over ranks (FSDP), or keep it in 8 bits",
+    OWNERS["gradients"]: "shard the gradients over ranks (FSDP)",
+    OWNERS["parameters"]: "keep parameters in fewer bits, or shard them over ranks (FSDP)",
+}
+"""What makes a holder smaller, by its category."""
+# A smaller share of the peak is worth no change.
+LEAST_SHARE = 0.1
 BASES = {
     "address": "address, noted while recording",
     "time": "module or phase at that time",
@@ -74,16 +85,35 @@ def parts_of_peaks(peaks: tuple[MemoryPeak, ...]) -> tuple[Part, ...]:
     parts: list[Part] = []
     for peak in peaks:
         name = f"GPU {peak.device}" + (f" of rank {peak.rank}" if len(peaks) > 1 else "")
-        parts += [Text(_lead(peak, name)), _holders(peak, name), Text(_allocator(peak))]
+        parts.append(Text(_lead(peak, name)))
+        parts += [Text(change)] if (change := _change(peak)) else []
+        parts += [_holders(peak, name), Text(_allocator(peak))]
         parts += [Text(fits)] if (fits := what_fits(peak)) else []
     return tuple(parts)
 
 
-def _lead(peak: MemoryPeak, name: str) -> str:
+def _by_category(peak: MemoryPeak) -> list[tuple[str, int]]:
+    """Return the categories of holders with their bytes, largest first."""
     by_category: dict[str, int] = {}
     for one in peak.holders:
         by_category[one.category] = by_category.get(one.category, 0) + one.num_bytes
-    largest = sorted(by_category.items(), key=lambda named: -named[1])[:4]
+    return sorted(by_category.items(), key=lambda named: -named[1])
+
+
+def _change(peak: MemoryPeak) -> str:
+    """Name the change that makes the largest holder smaller of those that one is known for."""
+    known = [one for one in _by_category(peak) if one[0] in CHANGES]
+    if not known or known[0][1] < LEAST_SHARE * peak.requested_bytes:
+        return ""
+    category, size = known[0]
+    return (
+        f"To need less: {CHANGES[category]}. It saves at most {format_memory(size)} "
+        f"({format_share(size / peak.requested_bytes)}): the {category}."
+    )
+
+
+def _lead(peak: MemoryPeak, name: str) -> str:
+    largest = _by_category(peak)[:4]
     whole = max(peak.requested_bytes, 1)
     told = ", ".join(f"{category} {format_share(size / whole)}" for category, size in largest)
     return (
