@@ -7,6 +7,7 @@ the window where fewer than three steps are marked.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -225,17 +226,14 @@ def _least_late(late_ns: Floats, unit_ns: float) -> float:
 
 def _stragglers(late_ns: Floats, is_late: Bools, num_units: int) -> Bools:
     """Tell which ranks are late again and again, and stand apart from all others."""
-    # Slow to import, and needed for several ranks only.
-    from scipy.special import pdtrc
-
     times = is_late.sum(axis=1)
     number = len(times)
     is_always = times >= ALWAYS * num_units
     # How often chance makes a rank late, all others but those that always are tell.
     others = times[~is_always].sum() - times
     usual = np.maximum(others, 0.5) / max(number - is_always.sum() - 1, 1)
-    # The chance that a Poisson variable exceeds times - 1.
-    is_unlikely = pdtrc(np.maximum(times - 1, 0), usual) <= CHANCE / number
+    chances = map(poisson_tail, np.maximum(times - 1, 0).tolist(), usual.tolist())
+    is_unlikely = np.array([*chances]) <= CHANCE / number
     is_often = (times >= max(FEWEST_TIMES, SOMETIMES * num_units)) & is_unlikely
     candidates = (is_often | is_always) & (num_units >= FEWEST_STEPS)
     mean = late_ns.mean(axis=1)
@@ -248,6 +246,24 @@ def _stragglers(late_ns: Floats, is_late: Bools, num_units: int) -> Bools:
             chosen[order[:last]] = True
             break
     return chosen
+
+
+def poisson_tail(number: int, mean: float) -> float:
+    """Return the probability that a Poisson variable with this mean, above 0, exceeds `number`.
+
+    The sum of its terms, on the side of the mean on which they fall. To import `scipy.special`
+    takes longer than all that is told of late ranks.
+    """
+    above = number >= mean
+    count = number + 1 if above else number
+    term = math.exp(count * math.log(mean) - mean - math.lgamma(count + 1))
+    terms: list[float] = []
+    while term > 0 and (not terms or term > terms[0] * np.finfo(float).eps):
+        terms.append(term)
+        term *= mean / (count + 1) if above else count / mean
+        count += 1 if above else -1
+    total = math.fsum(terms)
+    return total if above else 1 - total
 
 
 def _whole_parts(chosen: Bools, mean: Floats, parts: Sequence[str | int | None]) -> Bools:

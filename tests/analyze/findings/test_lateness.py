@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.special import pdtrc
 
 from kprof.analyze.findings.rules import stragglers
 from kprof.analyze.findings.savings import Pricer
-from kprof.analyze.late_ranks import find_lateness
+from kprof.analyze.late_ranks import find_lateness, poisson_tail
 from kprof.collect.merge import merge
 from kprof.report.section import Figure, Table
 from kprof.report.sections import ranks
@@ -271,3 +272,9 @@ def test_stragglers_are_found_and_nothing_else_is(kind):
     found = found_in(case)
     is_told = found.lost_ns >= stragglers.LEAST_SHARE * found.unit_ns
     assert set(found.stragglers if is_told else ()) == case.stragglers
+
+
+@pytest.mark.parametrize("mean", [1e-3, 0.5, 1.0, 7.3, 60.0, 900.0])
+@pytest.mark.parametrize("number", [0, 1, 2, 5, 30, 70, 1_000])
+def test_the_tail_of_poissons_distribution_is_that_of_scipy(number, mean):
+    assert poisson_tail(number, mean) == pytest.approx(pdtrc(number, mean), rel=1e-11, abs=1e-300)
