@@ -126,13 +126,12 @@ def _predicted(
     per_step = found.num_units / _num_steps(found, trace)
     mean_ns = min(float(saved_ns.mean()), most_ns)
     error_ns = ERRORS * float(saved_ns.std(ddof=1)) / np.sqrt(len(saved_ns)) + unclear_ns
-    step_ns, saving, error, most = (
-        round(ns * per_step) for ns in (found.unit_ns, mean_ns, error_ns, most_ns)
-    )
+    # Units need not make up a step: the last one ends with its last collective.
+    step_ns = told.step_ns
+    saving, error, most = (round(ns * per_step) for ns in (mean_ns, error_ns, most_ns))
     predicted = max(step_ns - saving, 0)
     return replace(
         told,
-        step_ns=step_ns,
         predicted_step_ns=predicted,
         amdahl_step_ns=predicted,
         uncertainty_ns=error,

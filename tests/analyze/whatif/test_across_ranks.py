@@ -6,8 +6,10 @@ from functools import cache
 import numpy as np
 import pytest
 
+from kprof.analyze.attribution.steps import whole_ns
 from kprof.analyze.bus_bandwidth import transfers
 from kprof.analyze.condense import condensed, rank_totals
+from kprof.analyze.groupings import measure_elapsed
 from kprof.analyze.late_ranks import find_lateness
 from kprof.analyze.passes import attributed
 from kprof.analyze.whatif.across_ranks import (
@@ -70,6 +72,19 @@ def test_no_prediction_saves_more_than_the_exposed_communication_of_a_rank(name)
         assert 0 <= found.step_ns - found.shortest_step_ns <= most_ns + 1
         assert found.shortest_step_ns <= found.predicted_step_ns <= found.longest_step_ns
         assert found.longest_step_ns <= found.step_ns
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_saving_is_a_part_of_the_step_of_all_other_shares(late, question):
+    # One step, which lasts longer than its activities.
+    ranges = late.ranges
+    is_step = (ranges["kind"] == "step").to_numpy()
+    is_left_out = is_step & ranges.duplicated(["rank", "kind"]).to_numpy()
+    longer_ns = ranges["duration_ns"].where(~is_step, 2 * measure_elapsed(late.kernels))
+    one = attributed(
+        replace(late, ranges=ranges.assign(duration_ns=longer_ns)[~is_left_out].reset_index())
+    )
+    assert answer(question, one).step_ns == whole_ns(one) > measure_elapsed(one.kernels)
 
 
 def test_the_numbers_of_the_ranks_do_not_matter(late):
