@@ -9,7 +9,7 @@ from typing import Any
 from kprof.analyze.bus_bandwidth import measure_collectives
 from kprof.analyze.condense import rank_totals
 from kprof.analyze.expert_load import find_expert_load
-from kprof.analyze.findings.rules.stragglers import LEAST_SHARE, why_no_ranks
+from kprof.analyze.findings.rules.stragglers import why_no_ranks
 from kprof.analyze.late_ranks import Lateness, RankLateness, find_lateness
 from kprof.analyze.pipeline_bubbles import find_bubbles
 from kprof.report.figures import ORANGE, PALE, RED, Drawn, axis, margins
@@ -54,7 +54,8 @@ def _lead(found: Lateness) -> str:
     unit = "step" if found.are_steps else "part of the window"
     names = ", ".join(map(str, found.stragglers))
     ranks = f"rank {names}" if len(found.stragglers) == 1 else f"ranks {names}"
-    if found.stragglers and found.lost_ns >= LEAST_SHARE * found.unit_ns:
+    # Also where it costs too little for a finding: the rows below, and the what-if, tell of it.
+    if found.stragglers and found.lost_ns > 0:
         whose = f" ({found.where})" if found.where else ""
         return (
             f"The others wait {format_time(round(found.lost_ns))} of each {unit} of "

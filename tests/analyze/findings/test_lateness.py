@@ -278,3 +278,13 @@ def test_stragglers_are_found_and_nothing_else_is(kind):
 @pytest.mark.parametrize("number", [0, 1, 2, 5, 30, 70, 1_000])
 def test_the_tail_of_poissons_distribution_is_that_of_scipy(number, mean):
     assert poisson_tail(number, mean) == pytest.approx(pdtrc(number, mean), rel=1e-11, abs=1e-300)
+
+
+def test_a_late_rank_that_costs_too_little_for_a_finding_is_named_still():
+    def late(rng, rank, step):
+        return MS // 2 if rank == 5 and step % 3 == 0 else 0
+
+    case = replace(EIGHT, late=late)
+    assert found_in(case).stragglers == (5,)
+    assert claims(case) == []
+    assert quantities_in(ranks.render(recorded(case)).parts[0].text)[-1] == "5"
