@@ -256,7 +256,8 @@ def _blamed(fault: _Fault) -> list[str]:
     """Return the candidates KERNEL=PROVIDER that are left out after a fault; none: unknown."""
     if fault.kernel:
         return [f"{fault.kernel}={fault.provider}"]
-    return [one for one in fault.name.split(",") if "=" in one]
+    # Those before the last one ran well without it.
+    return [one for one in fault.name.split(",") if "=" in one][-1:]
 
 
 def _try_all(

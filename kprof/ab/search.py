@@ -3,8 +3,9 @@
 The joint swap has every kernel, each with the provider that was measured to be the fastest for the
 calls. Where it is faster for sure, it becomes the base: steps without one of its kernels, or with
 another provider of it, are compared with steps of the joint swap. So a workload of long steps, with
-windows for a few comparisons, gets the gain of all. Where it is not, each candidate is compared
-with the workload as it is.
+windows for a few comparisons, gets the gain of all. Where it is not, candidates are compared with
+the workload as it is. One that is faster for sure joins the base, and the others are compared with
+it: kernels that pay alone may not pay together, where the host's time limits the step.
 
 The gain of the joint swap was proven, so a kernel of it stays unless the step is as fast without.
 """
@@ -57,6 +58,12 @@ class Search:
         self.names, self._likely_of = list(names), likely
         kernels = [one for one in dict.fromkeys(map(kernel_of, names)) if one not in apart]
         self._kernels = kernels
+        self._base: list[str] = []
+        """Where the joint swap is not the base: KERNEL=PROVIDER of those that joined it."""
+        self._out: set[str] = set()
+        """Candidates that are in the base, cannot run, or were slower than a base."""
+        self._last: dict[str, str] = {}
+        """The swap in which each candidate was compared last."""
         self.joint = ",".join(kernels) if len(kernels) > 1 else ""
 
     @property
@@ -86,18 +93,38 @@ class Search:
         if self.joint and is_open and joint.num_windows < MOST_OF_JOINT:
             return [self.joint], ""
         if not self.joint or not joint.is_faster:
-            with_calls = _with_calls(seen[self.joint]) if self.joint in seen else set[str]()
-            # Others may have no call.
-            names = sorted(
-                self.names, key=lambda one: (kernel_of(one) not in with_calls, self._rank(one))
-            )
-            return [one for one in names if not _is_decided(tried.get(one))], ""
+            return self._grown(tried, seen.get(self.joint))
         moves = self._moves(seen[self.joint])
         if joint.num_compiled:
             begun = [one for one in moves if one in tried]
             has_time = time_left_s > seen[self.joint].took_s
             moves = moves[: MOST_COMPILED if has_time else len(begun)]
         return [one for one in moves if not _is_decided(tried.get(one))], self.joint
+
+    def _grown(self, tried: Mapping[str, Tried], begun: Seen | None) -> tuple[list[str], str]:
+        """Return the candidates beside the base, which the fastest of them joins."""
+        while True:
+            beside = {
+                one: ",".join([*self._base, one]) for one in self.names if one not in self._out
+            }
+            known = {one: tried[name] for one, name in beside.items() if name in tried}
+            self._last |= {one: beside[one] for one in known}
+            self._out |= {one for one, told in known.items() if told.why or told.is_slower}
+            faster = [one for one, told in known.items() if told.is_faster and not told.why]
+            best = min(faster, key=lambda one: known[one].ratio or 1.0, default="")
+            others = [one for one in beside if kernel_of(one) == kernel_of(best)]
+            if not best or any(_is_new(known.get(one)) for one in others):
+                break
+            # A kernel joins once, by the fastest of its providers.
+            self._base.append(best)
+            self._out |= set(others)
+        with_calls = set[str]() if begun is None else _with_calls(begun)
+        # Others may have no call.
+        left = sorted(
+            (one for one in beside if one not in self._out and one not in faster),
+            key=lambda one: (kernel_of(one) not in with_calls, self._rank(one)),
+        )
+        return [beside[one] for one in left], ",".join(self._base)
 
     @functools.cached_property
     def _likely(self) -> Sequence[str]:
@@ -129,7 +156,8 @@ class Search:
         """Return what is known of each candidate KERNEL=PROVIDER, and of the joint swap."""
         joint = tried.get(self.joint) if self.joint else None
         if joint is None or not joint.is_faster:
-            return {name: tried.get(name, Tried(name)) for name in self.names}, joint
+            self._grown(tried, seen.get(self.joint))
+            return {name: self._beside(name, tried, seen) for name in self.names}, joint
         begun = seen[self.joint]
         found = {name: Tried(name, why=self._why(name, begun)) for name in self.names}
         for kernel, ran in begun.ran.items():
@@ -156,6 +184,15 @@ class Search:
             )
         return found, joint
 
+    def _beside(self, name: str, tried: Mapping[str, Tried], seen: Mapping[str, Seen]) -> Tried:
+        """Return what is known of a candidate beside the base of its last windows."""
+        swap = self._last.get(name, name)
+        one = replace(tried.get(swap, Tried(swap)), name=name)
+        if swap == name or swap not in seen:
+            return one
+        ran = seen[swap].ran.get(kernel_of(name))
+        return replace(one, sorts=() if ran is None else ran.sorts)
+
     def _why(self, name: str, begun: Seen) -> str:
         """Return why a candidate did not run in the joint swap; empty: it might, if it is named."""
         kernel = kernel_of(name)
@@ -170,6 +207,11 @@ def kernel_of(name: str) -> str:
 def _with_calls(begun: Seen) -> set[str]:
     """Return the kernels that ran, or would have if a provider had been named."""
     return {*begun.ran, *(one for one, why in begun.whys.items() if why == UNMEASURED)}
+
+
+def _is_new(one: Tried | None) -> bool:
+    """Return whether a candidate has too few windows for a first look."""
+    return one is None or not (_is_decided(one) or one.num_windows >= FIRST_LOOK)
 
 
 def _is_decided(one: Tried | None) -> bool:

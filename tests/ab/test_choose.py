@@ -431,6 +431,21 @@ def test_a_kernel_that_runs_where_another_is_left_out_takes_its_place():
     assert set(Choice(tuple(outcome.values()), joint=joint).names) == {"loss=kprof", "rope=kprof"}
 
 
+class HostLimited(Process):
+    """Each kernel saves time of the GPU; with two of them the host limits the step."""
+
+    def share(self, candidate):
+        share = super().share(candidate)
+        return max(share, 0.97) if "," in candidate else share
+
+
+def test_kernels_that_pay_alone_but_not_together_are_not_chosen_together(monkeypatch, tmp_path):
+    shares = {"adamw=kprof": 0.85, "rmsnorm=kprof": 0.92, "rope=kprof": 0.9, "softmax=kprof": 1.6}
+    choice = chosen(monkeypatch, tmp_path, HostLimited(shares))
+    (name,) = choice.names
+    assert choice.predicted == pytest.approx(shares[name], rel=0.01)
+
+
 @pytest.mark.parametrize("on_its_way_out", [(), ("leave",), ("leave", "drop")])
 def test_a_candidate_that_ends_the_workload_is_left_out_and_the_rest_is_tried(
     monkeypatch, tmp_path, on_its_way_out

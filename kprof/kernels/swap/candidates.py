@@ -243,9 +243,9 @@ class _Candidates:
         self._enter_base()
 
     def _asked(self, name: str, swap: Swap) -> set[str]:
-        """Return the kernels that a candidate is about: those with a provider, or all."""
-        named = {one.partition("=")[0] for one in name.split(",") if "=" in one}
-        return named or set(swap.report.kernels)
+        """Return the kernels that a candidate is about: the last with a provider, or all."""
+        named = [one.partition("=")[0] for one in name.split(",") if "=" in one]
+        return set(named[-1:]) or set(swap.report.kernels)
 
     def _planned(self) -> _Plan:
         if not self._plan.exists():
