@@ -20,6 +20,7 @@ from kprof.collect.sources import require_file_or_folder, sources_of
 from kprof.device import OF_ATTRIBUTES, find_device
 from kprof.errors import KprofError, TraceError
 from kprof.kernels.swap.swap_report import CHOICE, SWAP_REPORT, read_choice, read_report
+from kprof.report.kept_summary import keep_summary
 from kprof.report.redaction import redacted
 from kprof.report.result import result_of
 from kprof.report.section import Section, sections_of
@@ -28,6 +29,7 @@ from kprof.storage import (
     META_FILE,
     REPORT_FILE,
     RESULT_FILE,
+    SUMMARY_FILE,
     is_saved,
     load,
     save,
@@ -341,4 +343,6 @@ def _finish(
             write_html(trace.meta.source, opened.sections, report, trace.meta.command_line)
             if save_tables:
                 saving.result()
+        with whole_or_not_at_all(folder) as unfinished:
+            keep_summary(trace.meta.source, opened.sections, folder, unfinished / SUMMARY_FILE)
     return opened

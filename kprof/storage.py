@@ -34,6 +34,8 @@ FINDINGS_FILE = "findings.json"
 # The result, as `kprof open --json` prints it.
 RESULT_FILE = "summary.json"
 REPORT_FILE = "report.html"
+# What the terminal shows of a run.
+SUMMARY_FILE = "terminal.json"
 # The folder of a trace that has the collectives and steps of all ranks, not all columns.
 ALL_RANKS = "all_ranks"
 # Earlier keys of that file, which a run saved before still has.

@@ -16,6 +16,8 @@ from kprof.report.redaction import secrets_shown
 # Python looks for cycles after 700 new objects. Tables are arrays and hold none: with a trace of
 # 580 MB it looked 319 times, and 75 times with this number, in 0.1 s less.
 OBJECTS_BETWEEN_COLLECTIONS = 20_000
+# What to do where the output cannot be written.
+_COMPLETE = "see where it goes; the run itself is complete, in {}"
 
 
 def open(
@@ -51,11 +53,9 @@ def open(
         from kprof.report.perfetto import require_free, write_perfetto
 
         require_free(perfetto, force=force)
-    from kprof.storage import saved_result
-
-    is_as_saved = json and not (force or show_secrets or out or ranks or scheduler or perfetto)
-    if is_as_saved and len(paths) == 1 and (printed := saved_result(paths[0])) is not None:
-        return Answer(paths[0].name, [], printed)
+    is_as_saved = not (force or show_secrets or out or ranks or scheduler or perfetto)
+    if is_as_saved and len(paths) == 1 and (kept := _kept_by(paths[0], json=json)) is not None:
+        return kept
     from kprof.collect.memory_snapshot import is_snapshot
 
     if len(paths) == 1 and is_snapshot(paths[0]):
@@ -80,12 +80,29 @@ def open(
                 write_perfetto(opened.trace, perfetto, force=force)
     finally:
         progress.close()
-    fix = f"see where it goes; the run itself is complete, in {opened.folder}"
+    fix = _COMPLETE.format(opened.folder)
     last = f"report: {opened.report}"
     if perfetto is not None:
         last += f"\ntimeline: {perfetto}, for https://ui.perfetto.dev"
     answer = Answer(opened.trace.meta.source, [] if json else opened.summary, printed, last)
     return answer._replace(if_unwritten=fix, shows_secrets=show_secrets)
+
+
+def _kept_by(run: Path, *, json: bool) -> Answer | None:
+    """Return the answer that a saved run keeps; None where its tables have to be read."""
+    from kprof.report.kept_summary import kept_summary
+    from kprof.storage import REPORT_FILE, SUFFIX, saved_result
+
+    if json:
+        printed = saved_result(run)
+        return None if printed is None else Answer(run.name, [], printed)
+    # A run under another name is copied, into a folder of that ending.
+    kept = kept_summary(run) if run.suffix == SUFFIX else None
+    if kept is None:
+        return None
+    folder = run.absolute()
+    last = f"report: {folder / REPORT_FILE}"
+    return Answer(*kept, last=last, if_unwritten=_COMPLETE.format(folder))
 
 
 def _ranks_in(text: str) -> list[int]:

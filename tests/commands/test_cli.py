@@ -5,6 +5,7 @@ import subprocess
 import sys
 import types
 
+import pandas as pd
 import pytest
 import typer
 from typer.main import get_command
@@ -96,7 +97,8 @@ def test_open_writes_a_run_folder_beside_you(trace, tmp_path):
     assert kprof("open", trace) == 0
     names = {path.name for path in (tmp_path / "trace.kprof").iterdir()}
     tables = {f"{name}.parquet" for name in ("kernels", "ranges", "samples", "idle")}
-    assert names == tables | {"meta.json", "findings.json", "summary.json", "report.html"}
+    kept = {"meta.json", "findings.json", "summary.json", "terminal.json", "report.html"}
+    assert names == tables | kept
 
 
 def test_json_goes_to_stdout_alone_and_balances(trace, capfdbinary):
@@ -130,6 +132,59 @@ def test_the_json_of_a_saved_run_is_what_it_keeps_unless_of_another_version(
     assert kprof("open", tmp_path / "trace.kprof", "--json") == 0
     printed = json.loads(capfdbinary.readouterr().out)
     assert printed == (noted if version == own_version() else result)
+
+
+def shown_by(capfdbinary, run):
+    assert kprof("open", run) == 0
+    return capfdbinary.readouterr().out
+
+
+def test_a_saved_run_shows_the_same_from_its_tables_and_from_what_it_keeps(
+    trace, tmp_path, capfdbinary
+):
+    first = shown_by(capfdbinary, trace)
+    run = tmp_path / "trace.kprof"
+    assert shown_by(capfdbinary, run) == first
+    (run / "terminal.json").unlink()
+    assert shown_by(capfdbinary, run) == first
+
+
+def _of_another_version(run):
+    kept = json.loads((run / "terminal.json").read_bytes())
+    (run / "terminal.json").write_text(json.dumps(kept | {"kprof": "0.0.1"}))
+
+
+def _with_other_bytes(run):
+    table = pd.read_parquet(run / "kernels.parquet")
+    table.to_parquet(run / "kernels.parquet", compression="zstd")
+
+
+@pytest.mark.parametrize(
+    ("change", "is_kept"),
+    [
+        (lambda run: None, True),
+        (_of_another_version, False),
+        (_with_other_bytes, False),
+        (
+            lambda run: (run / "meta.json").write_bytes((run / "meta.json").read_bytes() + b" "),
+            False,
+        ),
+        (lambda run: (run / "further.json").write_text("{}"), False),
+        (lambda run: (run / "report.html").unlink(), False),
+    ],
+    ids=["nothing", "version", "table", "meta", "further file", "no report"],
+)
+def test_a_saved_run_shows_what_it_keeps_only_of_the_same_files_and_version(
+    trace, tmp_path, capfdbinary, change, is_kept
+):
+    first = shown_by(capfdbinary, trace)
+    run = tmp_path / "trace.kprof"
+    kept = run / "terminal.json"
+    kept.write_text(json.dumps(json.loads(kept.read_bytes()) | {"title": "noted"}))
+    change(run)
+    shown = shown_by(capfdbinary, run)
+    assert (b"noted" in shown) == is_kept
+    assert is_kept or shown == first
 
 
 def test_an_existing_run_is_not_overwritten_without_force(trace, capfd):

@@ -219,7 +219,7 @@ def outputs(run, capfdbinary, *options):
         assert ended.value.code == 0
     printed = capfdbinary.readouterr()
     pages = [(Path(name) / file).read_text() for name in ("b0.kprof", "b1.kprof")
-             for file in ("report.html", "summary.json")]  # fmt: skip
+             for file in ("report.html", "summary.json", "terminal.json")]  # fmt: skip
     return [printed.out.decode(), printed.err.decode(), *pages]
 
 
