@@ -267,10 +267,12 @@ def _require_activity(trace: Trace, source: str) -> None:
     """Refuse a trace without any activity, or with times that overflow when added."""
     kernels, ranges = trace.kernels, trace.ranges
     if not len(kernels) and not ((ranges["kind"] == "op") & (ranges["duration_ns"] > 0)).any():
-        from kprof.collect.readers.nsys.reader import with_messages
+        from kprof.collect.readers.nsys.reader import FAILED, with_messages
 
         problem = f"{source}: no device activity and no host operator, nothing to analyze"
-        said = [one.text for one in trace.meta.caveats if one.id == "profiler_message"]
+        told = trace.meta.caveats
+        said = [one.text for one in told if one.id == "profiler_message"]
+        problem += "".join(f". {one.text.removesuffix('.')}" for one in told if one.id == FAILED)
         raise TraceError(
             with_messages(problem, said),
             fix="record while the workload uses the GPU"

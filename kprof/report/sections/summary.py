@@ -61,6 +61,7 @@ def render(trace: Trace) -> Section:
     summary, diagnosis = summarize(trace), trace.diagnosis or Diagnosis()
     parts: list[Part] = [Text(HOST_ONLY, "warning")] if summary.is_host_only else []
     parts.append(Text(_lead(summary, trace.meta.num_all_ranks)))
+    parts += [Text(one.text, "warning") for one in trace.meta.caveats if one.id == "failed_calls"]
     if summary.time and not summary.num_steps and len(trace.kernels) < FEW_ACTIVITIES:
         number = format_count(len(trace.kernels), "activity", "activities")
         parts.append(Text(f"Only {number}: {OF_THIS_WINDOW}", "warning"))

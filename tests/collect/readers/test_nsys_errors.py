@@ -119,6 +119,23 @@ def test_what_the_profiler_said_of_an_empty_recording_is_passed_on(tmp_path):
     assert [quantities_in(one.partition("says")[2]) for one in problems] == [["12", "2"]] * 2
 
 
+def failed(name, error, **changes):
+    table, row = launch(**changes)
+    return table, row | {"nameId": name, "returnValue": error}
+
+
+def test_calls_that_failed_are_told_where_the_gpu_should_have_worked(tmp_path):
+    rows = [failed("cudaLaunchKernel_v7000", 222, start=10 * i, end=10 * i + 1) for i in range(3)]
+    asked = [failed("cudaEventQuery_v3020", 600), failed("cuCtxSynchronize", 709)]
+    fine = failed("cudaMemcpy_v3020", 0)
+    caveats = read(write(tmp_path, kernel(), *rows, *asked, fine)).meta.caveats
+    (told,) = [one.text for one in caveats if one.id == "failed_calls"]
+    assert "cudaLaunchKernel (error 222) 3 times" in told
+    assert "709" not in told
+    empty = write(tmp_path, *rows, name="empty.sqlite")
+    assert "222" in problem_of(empty, lambda path: read_paths([path]))
+
+
 def test_a_column_that_is_needed_and_absent(tmp_path):
     table, row = kernel()
     del row["globalPid"]

@@ -128,7 +128,7 @@ TABLES = (RUNTIME, TABLE, *LIBRARIES)
 _OF_A_CALL = ("start", "end", "globalTid", "nameId")
 _COLUMNS = ("kind", "name", "start", "end", "thread", "correlation", "sequence", "shapes")
 # The runtime's version in a name, not the number of a driver's call: cudaMalloc_v3020, not _v2.
-_VERSION = re.compile(r"_v[0-9]{4,}$")
+VERSION = re.compile(r"_v[0-9]{4,}$")
 # Prefix that autograd's engine gives the run of a node; the node's name follows.
 _EVALUATION = "autograd::engine::evaluate_function: "
 # The thread that made a node is not recorded; any number above 0 says that it is one.
@@ -191,7 +191,7 @@ def _add_calls(
         calls["correlationId"] = np.full(len(calls["start"]), MISSING, dtype=np.int64)
     names = database.texts(table, "nameId")
     ids, codes = np.unique(calls["nameId"], return_inverse=True)
-    spelled = [_VERSION.sub("", names.get(number, f"call {number}")) for number in ids.tolist()]
+    spelled = [VERSION.sub("", names.get(number, f"call {number}")) for number in ids.tolist()]
     rows.add(
         len(codes),
         kind=np.full(len(codes), KINDS.index(kind), dtype=np.int64),

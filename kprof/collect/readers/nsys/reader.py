@@ -15,12 +15,12 @@ from kprof.collect.nsys import REPORT_SUFFIX, export_report
 from kprof.collect.readers.kineto.events import MISSING
 from kprof.collect.readers.kineto.joins import told_of_joins
 from kprof.collect.readers.nsys.database import EXPORT_AGAIN, MAGIC, Database, Numbers, opened
+from kprof.collect.readers.nsys.host_ranges import RUNTIME, VERSION, ranges_of
 from kprof.collect.readers.nsys.host_ranges import TABLES as HOST_TABLES
-from kprof.collect.readers.nsys.host_ranges import ranges_of
 from kprof.collect.readers.nsys.joins import settle
 from kprof.collect.readers.nsys.ranks import Processes, device_of, gpus_of, processes_of
 from kprof.collect.readers.table_columns import as_declared, category, nullable
-from kprof.errors import TraceError
+from kprof.errors import TraceError, counted
 from kprof.trace import NOT_RECORDED, Caveat, Meta, Trace, empty
 
 # For the message about a file that no reader knows.
@@ -54,6 +54,12 @@ _INFORMATION, _WARNING, _ERROR = 1, 2, 3
 # Of what is said by the way: records that are not there.
 _OF_LOSS = re.compile(r"\b(?:dropped|lost)\b(?!: 0\b)", re.IGNORECASE)
 MOST_MESSAGES = 8
+# Calls that make a device do something, or wait for it.
+_DOES_WORK = re.compile(r"Launch|Memcpy|Memset|Prefetch|Synchronize")
+FAILED = "failed_calls"
+MOST_FAILED = 3
+# A program that ends waits for what its end destroyed.
+_CONTEXT_IS_GONE = 709
 _SAYS = "Nsight Systems says: "
 
 SUFFIXES = (".sqlite", ".sqlite.gz", ".sqlite.zst")
@@ -123,6 +129,7 @@ def _read_export(export: Path, named: Path, known: Mapping[int, int]) -> Trace:
             caveats=(
                 *_caveats(kernels, ranges, special),
                 *_caveats_of_processes(processes, known),
+                *_failed_calls(database),
                 *(Caveat("profiler_message", said) for said in messages_of(database)),
                 *_damage_in(database.name, num_activities, num_ranges),
                 *told_of_joins(joined),
@@ -354,6 +361,31 @@ def messages_of(database: Database) -> list[str]:
     if more := len(distinct) - MOST_MESSAGES:
         messages += [f"Nsight Systems has {more} more messages like these."] if more > 0 else []
     return messages
+
+
+def _failed_calls(database: Database) -> Iterator[Caveat]:
+    """Yield the calls that returned an error: what they should do on the device was not done.
+
+    Queries, allocations and calls about addresses may fail where a program asks what it may do.
+    """
+    if not (database.has(RUNTIME, "returnValue") and database.has(RUNTIME, "nameId")):
+        return
+    query = (
+        f"SELECT nameId, returnValue, COUNT(*) FROM {RUNTIME} "
+        f"WHERE returnValue NOT IN (0, {_CONTEXT_IS_GONE}) GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2"
+    )
+    names = database.texts(RUNTIME, "nameId")
+    found = [
+        (VERSION.sub("", names.get(name, "")), error, number)
+        for name, error, number in database.rows(query)
+        if isinstance(name, int) and isinstance(number, int)
+    ]
+    failed = [one for one in found if _DOES_WORK.search(one[0])][:MOST_FAILED]
+    if failed:
+        told = ", ".join(
+            f"{name} (error {error}) {counted(number, 'time')}" for name, error, number in failed
+        )
+        yield Caveat(FAILED, f"CUDA calls failed, so that the GPU did not do their work: {told}.")
 
 
 def with_messages(problem: str, messages: list[str]) -> str:
