@@ -15,9 +15,6 @@ from kprof.trace import Trace
 # Those in which every rank waits for all: no broadcast, no send, no all-to-all with empty parts.
 SYMMETRIC = re.compile(r"_?(?:all_?reduce|all_?gather|reduce_?scatter|barrier)")
 
-# Those of `kernels` that tell which collective ran, when and where.
-COLUMNS = ("rank", "start_ns", "duration_ns", "collective", "group", "group_sequence")
-
 # Without numbers, so many more may be missing at one end than at the other.
 MOST_MISSED = 256
 
@@ -50,25 +47,29 @@ def runs_of(trace: Trace) -> dict[str, Run]:
     A recording of several ranks has one clock already: the first rank in a group speaks for it.
     """
     kernels = trace.kernels
-    name = kernels["collective"].cat
+    name, group = kernels["collective"].cat, kernels["group"].cat
     # A row without a name has the code -1, which reads the last.
     is_symmetric = np.array([*(bool(SYMMETRIC.match(str(n))) for n in name.categories), False])
-    known = is_symmetric[name.codes.to_numpy()] & kernels["group"].notna().to_numpy()
-    rows = kernels[list(COLUMNS)][known].sort_values(["rank", "start_ns"], kind="stable")
-    groups = rows.groupby("group", observed=True, sort=True)
-    return {str(group): _run(mine) for group, mine in groups}
-
-
-def _run(rows: pd.DataFrame) -> Run:
-    mine = rows[(rows["rank"] == rows["rank"].iloc[0]).to_numpy()]
-    sequence = mine["group_sequence"]
-    start_ns = mine["start_ns"].to_numpy(np.int64)
-    return Run(
-        mine["collective"].to_numpy(object),
-        None if sequence.isna().any() else sequence.to_numpy(np.int64),
-        start_ns,
-        start_ns + mine["duration_ns"].to_numpy(np.int64),
+    of_group = group.codes.to_numpy()
+    rows = np.flatnonzero(is_symmetric[name.codes.to_numpy()] & (of_group >= 0))
+    rank, start_ns, duration_ns = (
+        kernels[column].to_numpy(np.int64)[rows] for column in ("rank", "start_ns", "duration_ns")
     )
+    operation = name.categories.to_numpy(object)[name.codes.to_numpy()[rows]]
+    sequence = kernels["group_sequence"].to_numpy(np.int64, na_value=0)[rows]
+    is_untold = kernels["group_sequence"].isna().to_numpy(bool)[rows]
+    order, of_group = np.lexsort([start_ns, rank]), of_group[rows]
+    found = {}
+    for code in np.unique(of_group).tolist():
+        mine = order[of_group[order] == code]
+        mine = mine[rank[mine] == rank[mine[0]]]
+        found[str(group.categories[code])] = Run(
+            operation[mine],
+            None if is_untold[mine].any() else sequence[mine],
+            start_ns[mine],
+            start_ns[mine] + duration_ns[mine],
+        )
+    return found
 
 
 def by_number(first: Run, second: Run) -> Pair:
@@ -76,16 +77,20 @@ def by_number(first: Run, second: Run) -> Pair:
 
     Several kernels with one number, as coalesced collectives have, match none.
     """
-    (of_first, at_first), (of_second, at_second) = (_numbered(run) for run in (first, second))
-    found = of_second.get_indexer(of_first)
-    return first.take(at_first[found >= 0]), second.take(at_second[found[found >= 0]])
+    sequence, _ = pd.factorize(np.concatenate([np.asarray(r.sequence) for r in (first, second)]))
+    operation, names = pd.factorize(np.concatenate([first.operation, second.operation]))
+    keys = sequence.astype(np.int64) * max(len(names), 1) + operation
+    (single, at_first), (others, at_second) = map(_single, np.split(keys, [len(first)]))
+    _, mine, other = np.intersect1d(single, others, assume_unique=True, return_indices=True)
+    mine, other = at_first[mine], at_second[other]
+    order = np.argsort(mine)
+    return first.take(mine[order]), second.take(other[order])
 
 
-def _numbered(run: Run) -> tuple[pd.MultiIndex, NDArray[np.intp]]:
-    """Return number and operation of the collectives of which there is one, and their places."""
-    keys = pd.MultiIndex.from_arrays([np.asarray(run.sequence), run.operation])
-    places = np.flatnonzero(~keys.duplicated(keep=False))
-    return keys[places], places
+def _single(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
+    """Return the keys of which there is one, and their places."""
+    found, places, times = np.unique(keys, return_index=True, return_counts=True)
+    return found[times == 1], places[times == 1]
 
 
 def by_order(first: Run, second: Run) -> Iterator[Pair]:

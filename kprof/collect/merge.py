@@ -13,7 +13,6 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from pandas.api.types import union_categoricals
 
 from kprof.collect.clocks import END_SKEW_NS, END_SKEW_PART, FAR_APART, TOLERANCE_NS, align, ways
 from kprof.collect.collectives import SYMMETRIC, Run, by_order
@@ -356,17 +355,20 @@ def concatenated(traces: list[Trace], table: Table) -> pd.DataFrame:
             continue
         series = [part[column.name] for part in parts]
         if column.dtype == "category":
-            columns[column.name] = union_categoricals([_of_texts(one) for one in series])
+            columns[column.name] = _joined_texts(series)
         else:
             columns[column.name] = pd.concat(series, ignore_index=True)
     merged: pd.DataFrame = pd.DataFrame(columns)
     return merged
 
 
-def _of_texts(column: pd.Series[Any]) -> pd.Series[Any]:
-    """Return a categorical whose categories are texts, also where it holds none of them."""
-    names = column.cat.categories
-    if isinstance(names.dtype, pd.StringDtype):
-        return column
-    names = names.astype(str)
-    return column.cat.rename_categories(names)  # type: ignore[arg-type]
+def _joined_texts(columns: list[pd.Series[Any]]) -> pd.Categorical:
+    """Join categoricals of texts; the categories are in the order of their first mention."""
+    number: dict[str, int] = {}
+    codes = []
+    for column in columns:
+        texts = map(str, column.cat.categories.to_numpy(object))
+        # A row without a text has the code -1, which reads the last.
+        places = [*(number.setdefault(text, len(number)) for text in texts), -1]
+        codes.append(np.array(places)[column.cat.codes.to_numpy()])
+    return pd.Categorical.from_codes(np.concatenate(codes), pd.Index([*number], dtype="str"))
