@@ -390,6 +390,23 @@ def test_a_bias_before_a_scale_is_that_of_the_head():
     assert swap.sites[0].num_replaced == 1
 
 
+def test_a_classifier_of_tokens_with_few_classes_keeps_its_logits():
+    class Tagger(CausalLM):
+        def __init__(self):
+            super().__init__()
+            self.lm_head = nn.Linear(WIDTH, WIDTH - 1)
+
+        def forward(self, input_ids, labels=None):
+            logits = self.lm_head(self.model(input_ids).last_hidden_state)
+            loss = functional.cross_entropy(logits.view(-1, WIDTH - 1), labels.view(-1))
+            return Output(loss=loss, logits=logits)
+
+    model = Tagger().train()
+    with swapped(model, KERNEL) as swap:
+        assert model(TOKENS, labels=LABELS.clamp_max(3)).logits is not None
+    assert only_site(swap).skipped is not None
+
+
 def rows_by_token(logits, labels):
     rows = logits.transpose(0, 1).reshape(-1, V)
     return functional.cross_entropy(rows, labels.reshape(-1))

@@ -82,6 +82,7 @@ PROBES = (1e-3, -1e-3, 0.1, -1.0, 3.0, -10.0, 25.0, -40.0, 70.0, -300.0, 1e4, -1
 
 # Methods that change shapes, and not the order of elements in memory.
 RESHAPING = ("contiguous", "flatten", "reshape", "view")
+NARROW = "its logits are narrower than its hidden states, so that they cost little"
 OTHER_DTYPE = "a bias is added to its logits in another dtype"
 # The share of labels that count up to which their rows are selected, for which the host waits: of
 # three matrix multiplications, half is left out.
@@ -407,6 +408,8 @@ def _why_not(module: Module, path: Path, function: Any) -> str | None:
         return f"its head is a {_title(head)}, not a torch.nn.Linear"
     if head._parameters.get("weight") is None:
         return "the weight of its head is no parameter of its own"
+    if head.out_features < head.in_features:
+        return NARROW
     return "its loss is swapped already" if isinstance(function, Loss) else None
 
 
