@@ -68,9 +68,11 @@ FORWARD_ELEMENTS, FEW_WARPS, FEW_COLUMNS = 2_048, 4, 4_096
 # Backward, elements per CTA and per SM: two CTAs of 8 warps fill an SM. Prefetched rows hide the
 # latency of loads, and there are few partial sums.
 BACKWARD_ELEMENTS, BACKWARD_ELEMENTS_PER_SM = 4_096, 8_192
-# Backward, rows of just this block: a warp has a whole row, as a barrier between the two warps of a
-# row costs half of the time; and bytes per SM of rows that are read at once.
-ONE_WARP_BLOCK, ONE_WARP_ROWS, ONE_WARP_BYTES = 1_024, 2, 48 * 1024
+# Backward, rows of these blocks: a warp has whole rows, as a barrier between the warps of a row
+# costs up to half of the time. Elements and warps per CTA, bytes per SM of rows that are read at
+# once, and most CTAs per SM.
+ONE_WARP_BLOCKS, ONE_WARP_ELEMENTS, ONE_WARP_WARPS = (512, 1_024), 2_048, 2
+ONE_WARP_BYTES, ONE_WARP_CTAS = 48 * 1024, 4
 # Shared memory of an SM for prefetched rows, in bytes.
 PREFETCH_BYTES = 192 * 1024
 # The sum of partial gradients: CTAs added at once, columns per CTA, warps.
@@ -243,9 +245,9 @@ def plan_backward(columns: int, row_bytes: int) -> BackwardPlan:
     """Return the plan for rows of which so many bytes are read, padding included."""
     rows, block, warps = tile_of(columns, BACKWARD_ELEMENTS)
     ctas = max(1, BACKWARD_ELEMENTS_PER_SM // (rows * block))
-    if block == ONE_WARP_BLOCK:
-        rows = warps = ONE_WARP_ROWS
-        ctas = ONE_WARP_BYTES // (rows * row_bytes)
+    if block in ONE_WARP_BLOCKS:
+        rows, warps = ONE_WARP_ELEMENTS // block, ONE_WARP_WARPS
+        ctas = min(ONE_WARP_CTAS, ONE_WARP_BYTES // (rows * row_bytes))
     prefetch_bytes = ctas * rows * row_bytes
     # 3 stages keep three rows of each CTA in shared memory, 2 stages up to one and a half.
     stages = 1

@@ -2,9 +2,10 @@
 
 import tests.kernel_interpreter  # noqa: F401, I001 - before anything that imports Triton
 
+import pytest
 import torch
 
-from kprof.kernels.runtime import Launcher, alignments
+from kprof.kernels.runtime import Launcher, alignments, next_power_of_two
 from kprof.kernels.norm import plan_backward
 from kprof.kernels.runtime import rows_of, tile_of
 from kprof.kernels.gated import swiglu
@@ -56,9 +57,11 @@ def test_rows_loaded_ahead_fit_the_shared_memory():
     assert plan_backward(16_384, 12 * 16_384).stages == 1
 
 
-def test_rows_of_1024_have_a_warp_each_in_backward_and_enough_bytes_under_way():
-    for row_bytes in (4 * 1_024, 6 * 1_024, 10 * 1_024, 12 * 1_024):
-        plan = plan_backward(768, row_bytes)
-        assert plan.rows == plan.warps
-        assert plan.ctas_per_sm * plan.rows * row_bytes >= 36 * 1_024
+@pytest.mark.parametrize("columns", [384, 512, 768, 1_024])
+def test_a_warp_has_whole_rows_in_backward_and_enough_bytes_under_way(columns):
+    for bytes_each in (4, 6, 10, 12):
+        row_bytes = bytes_each * next_power_of_two(columns)
+        plan = plan_backward(columns, row_bytes)
+        assert plan.rows >= plan.warps
+        assert plan.ctas_per_sm * plan.rows * row_bytes >= 32 * 1_024
         assert plan.stages == 3
