@@ -82,7 +82,7 @@ def test_the_base_is_in_wherever_no_candidate_is(tmp_path):
 
 def test_a_joint_swap_says_how_each_kernel_ran_and_why_others_did_not(tmp_path):
     log, model = tmp_path / "log", nn.Sequential(Norm(16), nn.LayerNorm(16))
-    turn(["rmsnorm=eager,layernorm=aten,swiglu=eager"], log, model)
+    turn(["swiglu=eager,rmsnorm=eager,layernorm=aten"], log, model)
     (left,) = [one for one in lines(log) if one["event"] == "leave"]
     assert {name: one["provider"] for name, one in left["ran"].items()} == {
         "rmsnorm": "eager",
@@ -96,6 +96,12 @@ def test_a_joint_swap_with_a_provider_is_about_that_kernel(tmp_path):
     log, model = tmp_path / "log", nn.Sequential(Norm(16))
     turn(["rmsnorm,layernorm=aten"], log, model)
     assert events(log)[-1] == ("drop", "rmsnorm,layernorm=aten")
+
+
+def test_a_candidate_beside_a_base_is_about_the_kernel_that_it_adds(tmp_path):
+    log, model = tmp_path / "log", nn.Sequential(Norm(16))
+    turn(["rmsnorm=eager,layernorm=aten"], log, model)
+    assert events(log)[-1] == ("drop", "rmsnorm=eager,layernorm=aten")
 
 
 def test_a_candidate_that_is_decided_has_no_more_turns(tmp_path):
