@@ -101,14 +101,12 @@ def chosen(a: Variant, options: AbOptions, folder: Path, raw: Path, tell: Tell) 
         return kept
     try:
         choice = choose(a, options, folder, raw, tell)
+    except UndecidedError:
+        raise
     except NothingPaysError:
         # There is none where the budget was over before a kernel was tried.
         none = read_choice(folder / CHOICE) if (folder / CHOICE).exists() else Choice(())
-        if (
-            none.tried
-            and all(one.why or one.ratio is not None for one in none.tried)
-            and not none.is_unjudged
-        ):
+        if none.tried and all(one.why or one.ratio is not None for one in none.tried):
             keep_choice(facts, none)
         raise
     keep_choice(facts, choice)

@@ -185,9 +185,14 @@ class Search:
         return found, joint
 
     def _beside(self, name: str, tried: Mapping[str, Tried], seen: Mapping[str, Seen]) -> Tried:
-        """Return what is known of a candidate beside the base of its last windows."""
+        """Return what is known of a candidate beside the base of its last windows.
+
+        What was faster only beside another base may not pay beside this one: it counts as untimed.
+        """
         swap = self._last.get(name, name)
         one = replace(tried.get(swap, Tried(swap)), name=name)
+        if name not in self._out and one.is_faster and swap != ",".join([*self._base, name]):
+            one = replace(one, num_windows=0, ratio=None, low=None, high=None)
         if swap == name or swap not in seen:
             return one
         ran = seen[swap].ran.get(kernel_of(name))

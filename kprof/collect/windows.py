@@ -17,8 +17,6 @@ from kprof.errors import counted
 
 # Share of the arm's usual clock; below it, the GPU was throttled.
 LEAST_CLOCK = 0.75
-# Share of a window in its steps; below it, work between them counts.
-LEAST_OF_STEPS = 0.95
 
 
 @dataclass(frozen=True)
@@ -45,14 +43,16 @@ class Window:
 
     @property
     def settled_ns(self) -> float:
-        """Time per step without the first one, before which the GPU's queue was drained.
+        """Time per step without what the first one took more than the others.
 
-        Equal to `time_ns` with fewer than 2 steps, or where steps leave time between them.
+        Before it, the GPU's queue was drained. Equal to `time_ns` with fewer than 2 steps.
         """
         later = self.steps_ns[1:]
-        if not later or fmean(self.steps_ns) < LEAST_OF_STEPS * self.time_ns:
-            return self.time_ns
-        return fmean(later)
+        return (
+            self.time_ns - (self.steps_ns[0] - fmean(later)) / self.num_steps
+            if later
+            else self.time_ns
+        )
 
 
 @dataclass

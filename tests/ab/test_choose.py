@@ -155,15 +155,17 @@ def test_the_first_step_of_a_window_which_begins_with_an_empty_queue_decides_not
     assert found.ratio == pytest.approx(0.9)
 
 
-def test_work_between_steps_counts(tmp_path):
-    # Calls of a model are faster, but what lies between them is longer than what they save.
-    times = [110.0 if n % 2 else 100.0 for n in range(33)]
+@pytest.mark.parametrize("steps", [(60, 50), (1_000, 945), (940, 960)])
+@pytest.mark.parametrize("gap", [0, 50])
+def test_work_between_steps_counts_in_both_windows_of_a_pair(tmp_path, steps, gap):
+    times = [float(steps[n % 2] + gap) for n in range(33)]
     windows = [
-        replace(window("AB"[n % 2], n, one), steps_ns=(50 if n % 2 else 60,) * 4)
+        replace(window("AB"[n % 2], n, one), steps_ns=(steps[n % 2],) * 4)
         for n, one in enumerate(times)
     ]
     log = log_of(tmp_path / "log", *(("rope=kprof", n) for n in range(1, 33, 2)))
-    assert tried_in(windows, log, is_end=True)["rope=kprof"].ratio == pytest.approx(1.1)
+    found = tried_in(windows, log, is_end=True)["rope=kprof"]
+    assert found.ratio == pytest.approx((steps[1] + gap) / (steps[0] + gap))
 
 
 def tried(name, low, ratio, high):
@@ -388,6 +390,17 @@ def test_where_the_joint_swap_is_slower_kernels_that_ran_in_it_are_tried_first()
     seen[search.joint] = Seen({"c": Ran("kprof")}, {}, took_s=1.0)
     left, base = search.left({search.joint: tried(search.joint, 1.1, 1.2, 1.3)}, seen, 60.0)
     assert (left, base) == (["c=aten", "c=kprof", "a=kprof", "b=kprof"], "")
+
+
+def test_what_was_faster_only_without_a_kernel_of_the_base_is_not_chosen_beside_it():
+    search = Search(["a=x", "b=x"], apart=["a", "b"])
+    faster = {"a=x": tried("a=x", 0.89, 0.9, 0.91), "b=x": tried("b=x", 0.94, 0.95, 0.96)}
+    assert search.left(faster, {}, 60.0) == (["a=x,b=x"], "a=x")
+    outcome, _ = search.outcome(faster, {})
+    assert Choice(tuple(outcome.values())).names == ("a=x",)
+    beside = faster | {"a=x,b=x": tried("a=x,b=x", 0.94, 0.95, 0.96)}
+    outcome, _ = search.outcome(beside, {})
+    assert Choice(tuple(outcome.values())).names == ("a=x", "b=x")
 
 
 def test_of_kernels_that_ran_those_that_pay_by_the_findings_are_tried_first():
