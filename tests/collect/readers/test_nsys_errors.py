@@ -119,6 +119,24 @@ def test_what_the_profiler_said_of_an_empty_recording_is_passed_on(tmp_path):
     assert [quantities_in(one.partition("says")[2]) for one in problems] == [["12", "2"]] * 2
 
 
+@pytest.mark.parametrize(
+    ("said", "is_loss"),
+    [
+        ("Number of lost events: 0", False),
+        ("0 events lost", False),
+        ("dropped 0 records", False),
+        ("Dropped records: 0", False),
+        ("No events were lost", False),
+        ("Some events were lost", True),
+        ("10 events lost", True),
+        ("Dropped records: 20", True),
+    ],
+)
+def test_what_is_said_by_the_way_counts_only_if_something_is_lost(tmp_path, said, is_loss):
+    problem = problem_of(write(tmp_path, nvtx("a"), message(1, said)), lambda p: read_paths([p]))
+    assert (said in problem) == is_loss
+
+
 def failed(name, error, **changes):
     table, row = launch(**changes)
     return table, row | {"nameId": name, "returnValue": error}

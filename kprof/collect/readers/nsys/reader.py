@@ -51,8 +51,12 @@ _OF_INTEREST = re.compile(
     r"CUDA|CUPTI|NVTX|GPU|drop|lost|lose|buffer|incomplete|missing|overflow|truncat", re.IGNORECASE
 )
 _INFORMATION, _WARNING, _ERROR = 1, 2, 3
-# Of what is said by the way: records that are not there.
-_OF_LOSS = re.compile(r"\b(?:dropped|lost)\b(?!: 0\b)", re.IGNORECASE)
+# Of what is said by the way: records that are not there, but not that none are missing.
+_OF_LOSS = re.compile(
+    r"^(?!.*\b(?:no|0) (?:\w+ ){0,3}(?:dropped|lost)\b)"
+    r"(?!.*\b(?:dropped|lost)\b(?: \w+){0,2}[:=]? ?0\b).*\b(?:dropped|lost)\b",
+    re.IGNORECASE | re.DOTALL,
+)
 MOST_MESSAGES = 8
 # Calls that make a device do something, or wait for it.
 _DOES_WORK = re.compile(r"Launch|Memcpy|Memset|Prefetch|Synchronize")
