@@ -32,6 +32,8 @@ def check(trace: Trace) -> list[Finding]:
     kernels, device = trace.kernels, trace.meta.device
     if device is None or "tf32" not in device.flops_per_s:
         return []
+    if device.flops_per_s["tf32"] <= device.flops_per_s.get("fp32", 0):
+        return []
     rows = np.flatnonzero(
         is_one_of(kernels["kind"], "gemm", "convolution") & is_one_of(kernels["dtype"], "fp32")
     )
