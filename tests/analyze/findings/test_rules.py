@@ -385,10 +385,11 @@ def test_copies_are_as_certain_as_in_a_loop_where_they_go_on_through_the_window(
     assert [one.confidence for one in found if one.rule == "pageable_copies"] == [confidence]
 
 
+@pytest.mark.parametrize("share", [0.2, 0.8])
 @pytest.mark.parametrize(("tf32", "rule"), [(60e12, "tf32_products"), (120e12, "fp32_products")])
-def test_float32_gemms_go_to_the_next_faster_type_of_the_gpu(tf32, rule):
+def test_float32_gemms_go_to_the_next_faster_type_of_the_gpu(tf32, rule, share):
     rates = {"fp32": 60e12, "tf32": tf32, "bf16": 240e12}
-    gemm = product(3 * MS, dtype="fp32", share=0.8)
+    gemm = product(3 * MS, dtype="fp32", share=share)
     trace = trace_of_work(gemm, device=replace(ROUND_DEVICE, flops_per_s=rates))
     found = {one.rule: one.saving.high_ns for one in diagnose(trace).findings}
     assert found[rule] > 0
@@ -404,6 +405,15 @@ def test_a_round_trip_is_of_one_size_and_recurs(options, number):
     found = findings("round_trips", moved_between_kernels("DtoH", "HtoD", **options))
     assert sum(len(one.rows) for one in found) == number
     assert all(one.fix.modest_ns == number * 100 * US for one in found)
+
+
+def test_copies_beside_a_kernel_are_no_round_trip_between_kernels():
+    """An offload and a prefetch that the computation hides."""
+    whole = moved_between_kernels("DtoH", "HtoD")
+    is_kernel = whole.kernels["activity"] == "kernel"
+    longer_ns = whole.kernels["duration_ns"].mask(is_kernel, 10 * MS)
+    assert findings("round_trips", whole)
+    assert not findings("round_trips", whole.with_kernels(duration_ns=longer_ns))
 
 
 def test_without_ceilings_a_fused_chain_moves_its_bytes_as_fast_as_its_fastest_operator():

@@ -7,6 +7,7 @@ import pandas as pd
 
 from kprof.analyze.findings.claims import in_words, size_in_words, times_in_words, work_places
 from kprof.analyze.findings.queries import (
+    Bools,
     Int64s,
     count_steps,
     matches,
@@ -15,7 +16,6 @@ from kprof.analyze.findings.queries import (
     total_ns,
     whole_of,
 )
-from kprof.analyze.idle.causes import PAGEABLE_COPY
 from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
@@ -51,7 +51,8 @@ def check(trace: Trace) -> list[Finding]:
             effort="medium",
             rows=tuple(rows.tolist()),
             details=work_places(trace, rows),
-            fix=Fix(best_ns=0, modest_ns=took, idle_cause=PAGEABLE_COPY),
+            # Waits of the host for such copies are those of `pageable_copies`.
+            fix=Fix(best_ns=0, modest_ns=took),
         )
     ]
 
@@ -66,7 +67,7 @@ def _round_trips(trace: Trace) -> Int64s:
     is_kernel = (kernels["activity"] == "kernel").to_numpy(bool)
     between = np.zeros(len(kernels), dtype=np.int64)
     between[order] = np.cumsum(is_kernel[order])
-    is_copy = (to_host | to_device) & (size >= LEAST_BYTES)
+    is_copy = (to_host | to_device) & (size >= LEAST_BYTES) & ~_are_beside_a_kernel(trace)
     at = order[is_copy[order]]
     table = pd.DataFrame({"row": at, "size": size[at], "back": to_device[at]})
     keys = kernels[["rank", "device"]].iloc[at].reset_index(drop=True)
@@ -82,3 +83,23 @@ def _round_trips(trace: Trace) -> Int64s:
     pairs = pd.concat(found)
     times = pairs.groupby(["rank", "device", "size"])["between"].transform("nunique")
     return np.sort(pairs["row"][(times >= OFTEN).to_numpy(bool)].to_numpy(np.int64))
+
+
+def _are_beside_a_kernel(trace: Trace) -> Bools:
+    """Return which activities run while a kernel of their device does, which needs none of them."""
+    kernels = trace.kernels
+    begin = kernels["start_ns"].to_numpy(np.int64)
+    end = begin + kernels["duration_ns"].to_numpy(np.int64)
+    is_kernel = (kernels["activity"] == "kernel").to_numpy(bool)
+    found = np.zeros(len(kernels), dtype=bool)
+    of_device = kernels.groupby(["rank", "device"], dropna=False).ngroup().to_numpy(np.int64)
+    for rows in (np.flatnonzero(of_device == number) for number in np.unique(of_device)):
+        computing = rows[is_kernel[rows]]
+        computing = computing[np.argsort(begin[computing], kind="stable")]
+        if not len(computing):
+            continue
+        latest_ns = np.maximum.accumulate(end[computing])
+        # Of the kernels that begin before an activity ends, whether one ends after it begins.
+        number = np.searchsorted(begin[computing], end[rows], side="left")
+        found[rows] = (number > 0) & (latest_ns[np.maximum(number - 1, 0)] > begin[rows])
+    return found
