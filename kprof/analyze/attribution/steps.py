@@ -40,10 +40,18 @@ _OF_LIBRARIES = re.compile(
     r"|Inductor|PyTorch Profiler|record_param_comms|cub::|thrust|cublas|cudnn|cufft|autograd::",
     re.IGNORECASE,
 )
-# Ranges that number the parts of a model, `*` for the number: each runs once in a step.
-_OF_A_MODEL = re.compile(
-    r"(?:layer|block|stage|head|expert|encoder|decoder|module)s?[\s_.:#/\[(-]*\*", re.IGNORECASE
-)
+
+
+def _numbered(*words: str) -> re.Pattern[str]:
+    """Match one of the words before a number, for which `*` stands; not inside another word."""
+    anywhere, titled = "|".join(words), "|".join(word.capitalize() for word in words)
+    return re.compile(rf"(?:(?<![a-zA-Z])(?i:{anywhere})|(?:{titled}))[sS]?[\s_.:=#/\[(-]*\*")
+
+
+# Ranges that number the parts of a model: each part runs once in a step.
+_OF_A_MODEL = _numbered("layer", "block", "stage", "head", "expert", "encoder", "decoder", "module")
+# Ranges that number steps, which may also name a stage.
+_OF_A_STEP = _numbered("step", "iter", "iteration", "epoch", "batch")
 # Ranges of the program; Python's functions are also the profiler's own.
 _OF_HOST = ("op", "runtime", "module", "range", "phase")
 # A first interval with fewer of the launches of the others began before the recording.
@@ -270,9 +278,9 @@ def _repeated(
 ) -> tuple[np.ndarray, str]:
     """Return the ranges that repeat at the top level of the main thread, and their common name.
 
-    Numbers in names count as one name, but those of a model's layers are no steps. Ranges around
-    that occur once are no level. Where several names repeat, the one with most time, if it has
-    half of it: else each is a part of a step.
+    Numbers in names count as one name. Ranges around that occur once are no level. Where several
+    names repeat, the one with most time, if it has half of it: else each is a part of a step.
+    The numbered layers of a model are parts of a step, and so is all within them.
     """
     thread = ranges["thread"].to_numpy(np.int64)
     # Autograd's thread launches most of a training run, and is never the main one.
@@ -287,7 +295,6 @@ def _repeated(
     names = ranges["name"].iloc[rows].astype(str).tolist()
     general = np.array([re.sub(r"\d+", "*", name) for name in names], dtype=object)
     repeats = pd.Series(general).duplicated(keep=False).to_numpy(bool)
-    repeats = repeats & np.array([_OF_A_MODEL.search(name) is None for name in general], dtype=bool)
     rows, general = rows[repeats], general[repeats]
     if not len(rows):
         return rows, ""
@@ -295,7 +302,8 @@ def _repeated(
     rows, general = rows[is_top], general[is_top]
     time = ranges["duration_ns"].iloc[rows].groupby(general).sum()
     name = str(time.idxmax())
-    if time.max() < _MOST_OUTSIDE * time.sum():
+    numbers_layers = _OF_A_MODEL.search(name) is not None and _OF_A_STEP.search(name) is None
+    if numbers_layers or time.max() < _MOST_OUTSIDE * time.sum():
         return rows[:0], ""
     chosen = rows[general == name]
     return chosen[np.argsort(ranges["start_ns"].to_numpy()[chosen], kind="stable")], name

@@ -142,11 +142,52 @@ def test_parts_that_repeat_in_turn_are_no_steps():
     assert find_steps(opened(parts, launches)) == []
 
 
+@pytest.mark.parametrize("within", [(), ("mlp",), ("mlp", "attention")])
 @pytest.mark.parametrize("name", ["layer_{}", "TransformerLayer_{}", "blocks.{}", "Stage {}"])
-def test_numbered_parts_of_a_model_are_no_steps(name):
+def test_numbered_parts_of_a_model_are_no_steps_nor_is_what_they_hold(name, within):
     launches = [work(10 * i + 1) for i in range(4)]
     parts = [span(name.format(i), 10 * i, 9) for i in range(4)]
+    parts += [
+        span(inner, 10 * i + 0.5 + 4 * place, 4 - place)
+        for i in range(4)
+        for place, inner in enumerate(within)
+    ]
     assert find_steps(opened([span("forward", 0, 40), *parts], launches)) == []
+
+
+def test_a_part_beside_the_layers_of_a_model_is_no_step():
+    launches = [work(10 * i + at) for i in range(4) for at in (1, 7.1, 7.5)]
+    parts = [span(f"layer_{i}", 10 * i, 6) for i in range(4)]
+    beside = [span("loss", 10 * i + 7, 2) for i in range(4)]
+    assert find_steps(opened([*parts, *beside], launches)) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "zero_stage_2/step_{}",
+        "Step {} (stage 1)",
+        "Stage 1 | iter {}",
+        "stage2 step {}",
+        "encoder 1, batch={}",
+        "Stage1Epoch{}",
+        "lookahead_{}",
+        "LOOKAHEAD_{}",
+        "overhead {}",
+        "player {}",
+    ],
+)
+def test_a_name_that_numbers_steps_or_holds_a_models_word_inside_another_marks_steps(name):
+    launches = [work(10 * i + 1) for i in range(4)]
+    marks = [span(name.format(i), 10 * i, 9) for i in range(4)]
+    assert begins_ms(opened(marks, launches)) == [0, 10, 20, 30]
+
+
+@pytest.mark.parametrize("name", ["stage_1/microbatch_{}", "layer 3, timestep {}"])
+def test_a_number_of_another_word_is_none_of_a_step(name):
+    launches = [work(10 * i + 1) for i in range(4)]
+    marks = [span(name.format(i), 10 * i, 9) for i in range(4)]
+    assert find_steps(opened(marks, launches)) == []
 
 
 PARTS = (("forward", 0), ("backward", 3), ("update", 6))
