@@ -88,6 +88,10 @@ _PER_SM_AND_CLOCK = {
 }
 # Tensor cores of these add float32 sums at half the rate of workstation and server GPUs.
 _CONSUMER = re.compile(r"GeForce|TITAN RTX")
+# Of compute capability 7.5 these have tensor cores. TU116 and TU117 have none: GeForce GTX 16,
+# MX450 and MX550, T400 to T2000; their CUDA cores compute float16 at twice the rate of float32.
+_TURING_WITH_TENSOR_CORES = re.compile(r"RTX|\bT(?:4|4G|10|40)\b")
+_TURING_WITHOUT = {"fp32": 128, "fp16": 256}
 
 
 def device_of_attributes(
@@ -98,11 +102,13 @@ def device_of_attributes(
     `clock_hz` is the highest clock that the driver reports.
     """
     per_sm = _PER_SM_AND_CLOCK.get(capability or "")
+    slowed = 2 if _CONSUMER.search(name) else 1
+    if capability == "7.5" and not _TURING_WITH_TENSOR_CORES.search(name):
+        per_sm, slowed = _TURING_WITHOUT, 1
     if per_sm is None or min(num_sms, clock_hz, memory_bytes_per_s) <= 0:
         return None
     rates = {
-        dtype: float(flops * num_sms * clock_hz)
-        / (2 if dtype != "fp32" and _CONSUMER.search(name) else 1)
+        dtype: float(flops * num_sms * clock_hz) / (1 if dtype == "fp32" else slowed)
         for dtype, flops in per_sm.items()
     }
     return Device(name, float(memory_bytes_per_s), rates, OF_ATTRIBUTES, num_sms=num_sms)

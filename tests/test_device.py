@@ -98,6 +98,26 @@ def test_the_attributes_of_a_gpu_imply_the_rates_of_its_datasheet():
 
 
 @pytest.mark.parametrize(
+    ("name", "fp16_over_fp32"),
+    [
+        ("Tesla T4", 8),
+        ("Tesla T40", 8),
+        ("Tesla T10", 8),
+        ("Quadro RTX 6000", 8),
+        ("NVIDIA GeForce RTX 2080 Ti", 4),
+        ("NVIDIA GeForce GTX 1660 SUPER", 2),
+        ("NVIDIA GeForce MX450", 2),
+        ("NVIDIA T400 4GB", 2),
+        ("NVIDIA T1000", 2),
+        ("Quadro T2000", 2),
+    ],
+)
+def test_of_turing_only_gpus_with_tensor_cores_have_their_rates(name, fp16_over_fp32):
+    rates = device_of_attributes(name, "7.5", 16, 1_500_000_000, 1).flops_per_s
+    assert rates == {"fp32": 3.072e12, "fp16": fp16_over_fp32 * 3.072e12}
+
+
+@pytest.mark.parametrize(
     "attributes", [("9.9", 80, 1), ("8.6", 0, 1), ("8.6", 80, 0), (None, 1, 1)]
 )
 def test_attributes_that_say_too_little_imply_no_rates(attributes):
