@@ -23,6 +23,11 @@ HARMLESS_REASONS = 0x1 | 0x2 | 0x100
 BRAKES = 0x8 | 0x20 | 0x40 | 0x80
 
 
+# Source of rates that follow from the attributes of a GPU that no datasheet here lists.
+OF_ATTRIBUTES = "SMs, clock and memory bandwidth in the trace, the architecture's rates per SM"
+DERIVED = "derived from the GPU's attributes"
+
+
 @dataclass(frozen=True)
 class Links:
     """Links between the GPUs of one host, as an all-reduce over all of them used them."""
@@ -42,7 +47,7 @@ class Device:
     flops_per_s: dict[str, float]
     """Dense peak by dtype: bf16, fp16, tf32, fp8, int8, fp32, fp64, fp4."""
     source: str
-    """Where the figures come from: a datasheet with its revision, or the measurement."""
+    """Where the figures come from: datasheet with its revision, measurement, or attributes."""
     is_measured: bool = False
     num_sms: int | None = None
     memory_bytes: int | None = None
@@ -52,6 +57,18 @@ class Device:
     """Bytes read and written, and ns, of copies that stay in that cache; empty if unmeasured."""
     links: Links | None = None
     """Links to the other GPUs of its host; None where not measured."""
+
+    @property
+    def is_derived(self) -> bool:
+        """Whether the rates follow from the GPU's attributes: neither published nor measured."""
+        return self.source == OF_ATTRIBUTES
+
+    @property
+    def origin(self) -> str:
+        """The kind of `source`, for reports."""
+        if self.is_derived:
+            return DERIVED
+        return "measured" if self.is_measured else "datasheet"
 
     @property
     def listed_name(self) -> str:
@@ -71,9 +88,6 @@ def find_device(name: str) -> Device | None:
             return device
     return None
 
-
-# Source of rates that follow from the attributes of a GPU that no datasheet here lists.
-OF_ATTRIBUTES = "attributes of the GPU in the trace, and its architecture's rates per SM and clock"
 
 # FLOPs of an SM in a clock, dense, by compute capability: float32 on CUDA cores (128 or 64 lanes),
 # 16 bits and TF32 on tensor cores with float32 sums. CUDA C++ Programming Guide, "Arithmetic

@@ -17,7 +17,7 @@ from kprof.collect.merge import merge
 from kprof.collect.ranks import read_ranks
 from kprof.collect.remote import copied_here, is_remote
 from kprof.collect.sources import require_file_or_folder, sources_of
-from kprof.device import OF_ATTRIBUTES, find_device
+from kprof.device import find_device
 from kprof.errors import KprofError, TraceError
 from kprof.kernels.swap.swap_report import CHOICE, SWAP_REPORT, read_choice, read_report
 from kprof.report.kept_summary import keep_summary
@@ -312,7 +312,7 @@ def _with_device(trace: Trace) -> Trace:
     Those that follow from the GPU's attributes stay where there are no others.
     """
     told = trace.meta.device
-    if (told and told.source != OF_ATTRIBUTES) or not trace.gpus or not len(trace.kernels):
+    if (told and not told.is_derived) or not trace.gpus or not len(trace.kernels):
         return trace
     name, driver = trace.gpus[0].name, trace.meta.versions.get("driver")
     ceilings = find_gpu_ceilings(name, driver) if driver else None

@@ -2,9 +2,12 @@
 
 from dataclasses import replace
 
+import pytest
+
+from kprof.device import DERIVED, OF_ATTRIBUTES
 from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.parts import Picture
-from kprof.report.partner.sections import roofline
+from kprof.report.partner.sections import appendix, roofline
 from tests.quantities import quantities_in
 from tests.section_traces import HOST_ONLY, RICH
 
@@ -48,3 +51,17 @@ def test_a_step_that_recording_made_longer_has_the_share_of_an_unrecorded_one():
     calm = quantities_in(told_of(timed(RICH, 4_000_000, 4_000_000)))
     assert (slowed[0], slowed[1:]) == ("25 %", ["50 %", *calm[1:]])
     assert calm[0] == "25 %"
+
+
+@pytest.mark.parametrize("chapter", [appendix, roofline])
+def test_rates_that_follow_from_the_gpus_attributes_are_none_of_a_datasheet(chapter):
+    def told(source):
+        device = replace(RICH.meta.device, source=source, is_measured=False)
+        run = replace(RICH, meta=replace(RICH.meta, device=device))
+        return str(chapter.render(Evidence("t", runs=(run,))))
+
+    derived, listed = told(OF_ATTRIBUTES), told("a revision")
+    assert DERIVED in derived
+    assert "datasheet" not in derived
+    assert DERIVED not in listed
+    assert "datasheet" in listed

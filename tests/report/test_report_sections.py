@@ -16,7 +16,7 @@ from kprof.analyze.energy import measure_step_energy
 from kprof.analyze.findings.one_offs import without_start_up
 from kprof.analyze.passes import analyze
 from kprof.analyze.roofline.utilisation import measure_known_work, measure_utilisation
-from kprof.device import THROTTLE_REASONS
+from kprof.device import DERIVED, OF_ATTRIBUTES, THROTTLE_REASONS
 from kprof.errors import modules_in
 from kprof.findings import Diagnosis
 from kprof.report.result import result_of
@@ -506,6 +506,21 @@ def test_the_source_of_measured_ceilings_is_said_once():
     said = section("Utilisation", analyzed_trace_of({}, device=measured)).parts[-1].text
     assert f"{measured.name}, {measured.source}" in said
     assert said.count("measured") == 1
+
+
+@pytest.mark.parametrize("title", ["Utilisation", "Caveats"])
+def test_rates_that_follow_from_the_gpus_attributes_are_none_of_a_datasheet(title):
+    kernel = {"dtype": "bf16", "flops": 10**6, "bytes": 10**6, "limit_ns": 100}
+
+    def told(source):
+        trace = analyzed_trace_of(kernel, device=replace(ROUND_DEVICE, source=source))
+        return str(section(title, trace))
+
+    derived, listed = told(OF_ATTRIBUTES), told("a datasheet's revision")
+    assert DERIVED in derived
+    assert "datasheet" not in derived
+    assert DERIVED not in listed
+    assert "datasheet" in listed
 
 
 def test_energy_is_unknown_where_gpus_were_sampled_that_the_run_did_not_use():

@@ -1,7 +1,8 @@
 """The utilisation of the GPU over the elapsed time: MFU, MBU, roofline share.
 
 MFU and MBU are shares of the datasheet's peaks, as everybody quotes them; the roofline share is
-one of the ceilings that were measured, where they were.
+one of the ceilings that were measured, where they were. Without a datasheet the peaks are those
+that were measured, else those that follow from the GPU's attributes.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ def _in_steps(trace: Trace) -> pd.DataFrame:
 
 
 def _peaks(trace: Trace) -> Device | None:
-    """Return the datasheet's rates; what was measured, where there is no datasheet."""
+    """Return the datasheet's rates; without a datasheet, those of the roofline."""
     device = trace.meta.device
     if device is None or not device.is_measured or not trace.gpus:
         return device
@@ -175,9 +176,12 @@ def _measure_mfu(kernels: pd.DataFrame, device: Device, elapsed_ns: int) -> Shar
     at_peak_ns = float((by_type / np.where(peak[:-1] > 0, peak[:-1], np.inf)).sum()) * 1e9
     main = str(types.categories[int(by_type.argmax())])
     rate = "measured rate" if device.is_measured else "datasheet's dense peak"
+    of_their_type = f"{rate} of their type"
+    if device.is_derived:
+        of_their_type = f"dense peak of their type, {device.origin}"
     return Share(
         at_peak_ns / elapsed_ns,
-        f"useful FLOPs over the {rate} of their type, mostly {main}",
+        f"useful FLOPs over the {of_their_type}, mostly {main}",
     )
 
 
@@ -187,6 +191,8 @@ def _measure_mbu(kernels: pd.DataFrame, device: Device, elapsed_ns: int) -> Shar
         return Share(None, "no operator's bytes are known")
     could_move = device.memory_bytes_per_s * elapsed_ns / 1e9
     rate = "measured rate" if device.is_measured else "bandwidth by the datasheet"
+    if device.is_derived:
+        rate = f"bandwidth, {device.origin}"
     basis = f"minimum traffic of the operators over the memory's {rate}"
     return Share(float(num_bytes) / could_move, basis)
 

@@ -69,9 +69,11 @@ def _computed(trace: Trace) -> Iterator[str]:
             "Operator shapes were not recorded: the work of most operators is not known, of "
             f"others only bounds. To find out, {why.fix}."
         )
-    if trace.meta.device is not None and not trace.meta.device.is_measured:
+    device = trace.meta.device
+    if device is not None and not device.is_measured:
+        peaks = f"peaks {device.origin}" if device.is_derived else "datasheet peaks"
         yield (
-            "The roofline uses datasheet peaks, which no kernel reaches. To measure this GPU's "
+            f"The roofline uses {peaks}, which no kernel reaches. To measure this GPU's "
             "own: `kprof roofline`."
         )
 

@@ -32,7 +32,7 @@ def render(trace: Trace) -> Section:
     if trace.meta.device is not None:
         device = trace.meta.device
         # A measured source says so itself.
-        source = device.source if device.is_measured else f"datasheet ({device.source})"
+        source = device.source if device.is_measured else f"{device.origin} ({device.source})"
         parts.append(Text(f"Ceilings of the roofline: {device.name}, {source}.", "muted"))
     return Section(TITLE, ORDER, tuple(parts))
 

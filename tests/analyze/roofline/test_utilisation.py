@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kprof.analyze.roofline.utilisation import measure_utilisation
+from kprof.device import DERIVED, OF_ATTRIBUTES
 from kprof.trace import Gpu
 from tests.traces import ROUND_DEVICE, analyzed_trace_of
 
@@ -35,6 +36,15 @@ def test_mfu_and_mbu_are_of_the_datasheet_where_the_ceilings_were_measured():
     assert headline.mfu.value == pytest.approx(20e6 / (989.5e12 * 500e-9), rel=1e-3)
     assert headline.roofline.value == pytest.approx(0.4)
     assert measure_utilisation(unknown).mfu.value == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("share", ["mfu", "mbu"])
+def test_a_peak_that_follows_from_the_gpus_attributes_is_none_of_a_datasheet(share):
+    device = replace(ROUND_DEVICE, source=OF_ATTRIBUTES)
+    derived = getattr(measure_utilisation(analyzed_trace_of(GEMM, device=device)), share).basis
+    listed = getattr(measure_utilisation(analyzed_trace_of(GEMM)), share).basis
+    assert (DERIVED in derived, "datasheet" in derived) == (True, False)
+    assert (DERIVED in listed, "datasheet" in listed) == (False, True)
 
 
 def test_work_that_is_only_known_from_below_makes_the_shares_lower_bounds():

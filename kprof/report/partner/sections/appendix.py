@@ -70,8 +70,7 @@ def _environment(evidence: Evidence) -> list[tuple[str, str]]:
             rows.append(("clocks", run.meta.clocks))
         if run.meta.device is not None:
             device = run.meta.device
-            how = "measured: " if device.is_measured else "datasheet: "
-            how = "" if device.source.startswith("measured") else how
+            how = "" if device.source.startswith("measured") else f"{device.origin}: "
             rows.append(("ceilings", f"{device.name}, {how}{device.source}"))
     gpus = [text for name, text in rows if name == "GPU"]
     for comparison in evidence.comparisons:

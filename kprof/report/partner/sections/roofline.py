@@ -77,7 +77,8 @@ def _lead(run: Trace, groups: pd.DataFrame) -> list[str]:
         sentences.append(f"Busy time by its limit: {listed}.")
     device = run.meta.device
     if device is not None and not device.is_measured:
-        sentences.append(f"The limits are the datasheet's ({device.source}), not measured here.")
+        whose = device.origin if device.is_derived else "the datasheet's"
+        sentences.append(f"The limits are {whose} ({device.source}), not measured here.")
     elif device is not None:
         how = "" if device.source.startswith("measured") else "measured: "
         sentences.append(f"The limits were {how}{device.source}.")
