@@ -1,5 +1,7 @@
 """Heads with torch's own loss, heads inside other modules, and labels of which few count."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch import nn
@@ -274,12 +276,13 @@ class Logits(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.num_rows = set()
+        self.num_rows, self.num_products = set(), 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         if "mm" in function.__name__ and result.shape[-1] == V:
             self.num_rows.add(result.shape[0])
+            self.num_products += 1
         return result
 
 
@@ -429,6 +432,239 @@ def test_another_loss_in_the_place_of_the_models_counts():
         model.__dict__["_loss_function"] = lambda logits, labels, vocab_size, **_: logits.sum()
         assert model(TOKENS, labels=LABELS).logits is not None
     assert only_site(swap).calls[0].why == ANOTHER_LOSS
+
+
+class Free(CausalLM):
+    """It makes loss and logits from its hidden states by given code."""
+
+    def __init__(self, code):
+        super().__init__()
+        self.code = (code,)
+        self.temperature = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, input_ids, labels=None):
+        hidden = self.model(input_ids).last_hidden_state
+        loss, *others = self.code[0](self, hidden, labels)
+        return loss, *others
+
+
+def lost(logits, labels, **options):
+    return functional.cross_entropy(logits.reshape(-1, V), labels.reshape(-1), **options)
+
+
+def by_chunks(model, hidden, labels):
+    loss, weight = 0.0, torch.linspace(0.5, 2, V)
+    for some, wanted in zip(hidden.split(3, 1), labels.split(3, 1), strict=True):
+        logits = model.lm_head(some)
+        loss = loss + lost(logits, wanted, weight=weight)
+    return loss, logits
+
+
+def cast_at_the_head(model, hidden, labels):
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model.lm_head(hidden)
+    return lost(logits.float(), labels), logits
+
+
+def exact_at_the_head(model, hidden, labels):
+    with torch.autocast("cpu", enabled=False):
+        logits = model.lm_head(hidden.float())
+    return lost(logits, labels), logits
+
+
+def exact_at_the_loss(model, hidden, labels):
+    logits = model.lm_head(hidden)
+    with torch.autocast("cpu", enabled=False):
+        return lost(logits.float(), labels), logits
+
+
+def frozen_at_the_head(model, hidden, labels):
+    with torch.no_grad():
+        logits = model.lm_head(hidden)
+    return lost(logits, labels), logits
+
+
+def frozen_between(model, hidden, labels):
+    logits = model.lm_head(hidden)
+    with torch.set_grad_enabled(hidden.shape[1] == 3):
+        rows = logits.float()
+    return lost(rows, labels), logits
+
+
+def frozen_at_the_loss(model, hidden, labels):
+    logits = model.lm_head(hidden)
+    with torch.set_grad_enabled(hidden.shape[1] == 3):
+        return lost(logits, labels), logits
+
+
+def detached(model, hidden, labels):
+    logits = model.lm_head(hidden)
+    return lost(logits.detach() if hidden.shape[1] != 3 else logits, labels), logits
+
+
+def always_detached(model, hidden, labels):
+    logits = model.lm_head(hidden)
+    return lost(logits.detach(), labels), logits
+
+
+def scaled_by_a_parameter(model, hidden, labels):
+    logits = model.lm_head(hidden)
+    return lost(logits * model.temperature, labels), logits
+
+
+class Tenth(torch.autograd.Function):
+    """The identity, with a tenth of the gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 0.1
+
+
+def with_gradients_of_its_own(model, hidden, labels):
+    logits = Tenth.apply(model.lm_head(hidden))
+    return lost(logits, labels), logits
+
+
+def penalized_where_long(model, hidden, labels):
+    logits = model.lm_head(hidden)
+    loss = lost(logits, labels, label_smoothing=0.1)
+    if hidden.shape[1] > 3:
+        loss = loss + 1e-3 * logits.logsumexp(-1).square().mean()
+        loss = loss + torch.stack([logits, logits]).mean() + (1 - logits).mean()
+    return loss, logits
+
+
+def with_probabilities_where_long(model, hidden, labels):
+    logits = model.lm_head(hidden)
+    loss = lost(logits, labels)
+    return (loss, logits, logits.softmax(-1)) if hidden.shape[1] > 3 else (loss, logits)
+
+
+def capped_where_long(model, hidden, labels):
+    logits = model.lm_head(hidden)
+    if hidden.shape[1] > 3:
+        logits = 0.5 * torch.tanh(logits / 0.5)
+    return lost(logits, labels), logits
+
+
+def with_hidden_states(model, hidden, labels):
+    logits = model.lm_head(hidden)
+    return model.loss_function(logits, labels, V), logits, hidden
+
+
+def capped_for_its_function(model, hidden, labels):
+    logits = model.lm_head(hidden)
+    if hidden.shape[1] > 3:
+        logits = 0.5 * torch.tanh(logits / 0.5)
+    return model.loss_function(logits, labels, V), logits, {"all": [logits.argmax(-1)]}
+
+
+def read_where_long(model, hidden, labels):
+    logits = model.lm_head(hidden)
+    penalty = logits.square().mean() if hidden.shape[1] > 3 else 0.0
+    return lost(logits, labels) + penalty, logits
+
+
+CODES = (
+    *(by_chunks, cast_at_the_head, exact_at_the_head, exact_at_the_loss, frozen_at_the_head),
+    *(frozen_between, frozen_at_the_loss, detached, always_detached, scaled_by_a_parameter),
+    *(with_gradients_of_its_own, penalized_where_long, with_probabilities_where_long),
+    *(capped_where_long, with_hidden_states, capped_for_its_function, read_where_long),
+)
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("cast", [None, torch.bfloat16])
+def test_whatever_is_done_with_logits_is_what_it_was(code, cast):
+    torch.manual_seed(0)
+    model = Free(code).train()
+
+    def step():
+        model.zero_grad()
+        torch.manual_seed(4)
+        with torch.autocast("cpu", cast, enabled=cast is not None):
+            loss, *others = model(TOKENS, LABELS)
+        if loss.requires_grad:
+            loss.backward()
+        grads = [None if one.grad is None else one.grad.clone() for one in model.parameters()]
+        return [loss.detach(), loss.requires_grad, *grads], others
+
+    wanted, others = step()
+    with swapped(model, KERNEL):
+        found, new = step()
+    # Rounded by the kernel where the model's own product is in 16 bits.
+    most = {"rtol": 2e-2, "atol": 2e-2} if cast else {"rtol": 1e-5, "atol": 1e-6}
+    torch.testing.assert_close(found, wanted, **most)
+    assert len(new) == len(others)
+    for one, other in zip(new, others, strict=True):
+        if one is not None:
+            torch.testing.assert_close(one, other, **most)
+
+
+@pytest.mark.parametrize("code", [exact_at_the_loss, cast_at_the_head])
+@pytest.mark.parametrize("cast", [None, torch.bfloat16])
+def test_a_loss_under_another_autocast_than_its_head_gets_the_logits(code, cast):
+    model = Free(code).train()
+    with swapped(model, KERNEL) as swap, torch.autocast("cpu", cast, enabled=cast is not None):
+        (loss, logits), differs = model(TOKENS, LABELS), (code is exact_at_the_loss) == bool(cast)
+    assert only_site(swap).num_fallen_back == differs
+    assert (logits is not None) == differs
+    if differs:
+        torch.testing.assert_close(loss, lost(logits.float(), LABELS), rtol=0, atol=0)
+
+
+def tenth_where_long(model, hidden, labels):
+    logits = model.lm_head(hidden)
+    return lost(Tenth.apply(logits) if hidden.shape[1] > 3 else logits, labels), logits
+
+
+def hooked_where_long(model, hidden, labels):
+    logits = model.lm_head(hidden)
+    loss = lost(logits, labels)
+    if hidden.shape[1] > 3:
+        logits.register_hook(lambda gradient: 0.1 * gradient)
+    return loss, logits
+
+
+@pytest.mark.parametrize("code", [tenth_where_long, hooked_where_long])
+def test_gradients_that_would_be_lost_are_an_error(code):
+    model = Free(code).train()
+    with swapped(model, KERNEL) as swap, pytest.raises(TypeError):
+        model(TOKENS, LABELS)
+    assert only_site(swap).skipped is None
+
+
+@pytest.mark.parametrize("code", [read_where_long, detached, frozen_between])
+def test_logits_that_are_there_are_computed_once(code):
+    model = Free(code).train()
+    with swapped(model, KERNEL) as swap, Logits() as logits:
+        model(TOKENS, LABELS)
+    assert (only_site(swap).num_fallen_back, logits.num_products) == (1, 1)
+
+
+class Pair(NamedTuple):
+    logits: torch.Tensor | None
+    loss: torch.Tensor
+
+
+class Named(CausalLM):
+    def forward(self, input_ids, labels=None):
+        logits = self.lm_head(self.model(input_ids).last_hidden_state)
+        return Pair(loss=lost(logits, labels), logits=logits)
+
+
+def test_a_named_tuple_remains_one():
+    torch.manual_seed(0)
+    model = Named().train()
+    wanted = trained(model)
+    with swapped(model, KERNEL) as swap:
+        torch.testing.assert_close(trained(model), wanted)
+        assert model(TOKENS, LABELS).logits is None
+    assert only_site(swap).num_replaced == 2
 
 
 SIZES = {"vocab_size": 32, "pad_token_id": 0, "max_position_embeddings": 16}

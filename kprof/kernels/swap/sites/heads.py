@@ -1,10 +1,10 @@
 """Heads of language models: the last linear layer with the loss as one operation.
 
-The model's own forward runs with a head that returns its input, and with a loss function that
-expects that. The result has no logits then. If the forward scales or caps its logits, adds a bias,
-or calls torch's loss, the head returns a stand-in that notes what is done to it. The head may be
-part of another module (BERT). The original runs if the model is not training, if there are no
-labels, if the head has hooks, or if head or loss have been replaced since.
+The model's own forward runs with a head that returns a stand-in of its logits, which notes a scale,
+a cap or a bias, and with a loss that expects that. The result has no logits then. Whatever else is
+done to the stand-in is done to the logits, which the head computes then. The head may be part of
+another module (BERT). The original runs if the model is not training, if there are no labels, if
+the head has hooks, or if head or loss have been replaced since.
 
 Where few labels count, as in masked language models, the kernel gets the rows of these alone.
 """
@@ -15,14 +15,17 @@ import functools
 import inspect
 import math
 import operator
+import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn import Embedding, Linear, Module, functional
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from kprof.kernels import kernel_named
 from kprof.kernels.cross_entropy.linear_cross_entropy import PLAIN, Shape
@@ -56,7 +59,6 @@ from kprof.kernels.swap.sites import Family
 from kprof.kernels.swap.sites.losses import (
     ATTRIBUTE,
     OTHER_SIZE,
-    PROPERTY,
     Known,
     Loss,
     divided,
@@ -74,14 +76,19 @@ LABELS = ("labels", "targets", "target")
 CHANGES_LOGITS = "it changes its logits before the loss"
 CHANGES_LATER = "it changes its logits after the loss"
 READS_LOGITS = "it reads or keeps its logits besides the loss"
-SHAPES = {Tensor.shape.__get__, Tensor.dtype.__get__, Tensor.device.__get__}
-SHAPES |= {Tensor.size, Tensor.dim}
 # Logits that tell one form from another: some for the slope, some for the cap.
 PROBES = (1e-3, -1e-3, 0.1, -1.0, 3.0, -10.0, 25.0, -40.0, 70.0, -300.0, 1e4, -1e6)
 
-
 # Methods that change shapes, and not the order of elements in memory.
 RESHAPING = ("contiguous", "flatten", "reshape", "view")
+# Methods that are noted, where the gradient is that of what they compute.
+NOTED = (*RESHAPING, "add", "bfloat16", "div", "double", "float", "half", "mul", "tanh", "to")
+# What reads or changes the gradients of logits, which a kernel does not make either.
+OF_GRADIENTS = ("grad", "register_hook", "retain_grad")
+FUNCTIONS = {torch.add, torch.div, torch.flatten, torch.mul, torch.reshape, torch.tanh}
+OTHER_AUTOCAST = "its loss runs under another autocast than its head"
+NO_GRADIENTS = "its loss runs without gradients"
+IN_FUNCTION = "a torch.autograd.Function gets its logits, and decides on their gradients"
 NARROW = "its logits are narrower than its hidden states, so that they cost little"
 OTHER_DTYPE = "a bias is added to its logits in another dtype"
 # The share of labels that count up to which their rows are selected, for which the host waits: of
@@ -98,14 +105,6 @@ class _Head(Module):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["head"], name)
-
-
-class _Passing(_Head):
-    """A head that returns its input."""
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """Return the input."""
-        return hidden
 
 
 class _Body(Module):
@@ -155,20 +154,78 @@ class Step(NamedTuple):
     """The row that it adds; None: it adds none."""
 
 
+Compute = Callable[[Tensor], Tensor]
 Lose = Callable[..., Any]
+APPLY = torch.autograd.Function.apply.__func__.__code__
+
+
+class Source:
+    """What a head was called with, in which state; it computes the logits where they are wanted."""
+
+    def __init__(self, hidden: Tensor, num_columns: int, head: Compute, lose: Lose) -> None:
+        self.hidden = hidden
+        """The input of the head."""
+        self.cast = cast_of(hidden)
+        """The dtype of autocast; None: there was none."""
+        self.num_columns, self.lose = num_columns, lose
+        self._head = head
+        self._logits: Tensor | None = None
+
+    @property
+    def is_made(self) -> bool:
+        """Whether the logits have been computed."""
+        return self._logits is not None
+
+    @property
+    def is_cast_alike(self) -> bool:
+        """Whether autocast is as it was."""
+        return cast_of(self.hidden) == self.cast
+
+    def logits(self) -> Tensor:
+        """Return the logits, as the head would have returned them."""
+        if self._logits is None:
+            with ExitStack() as stack:
+                stack.enter_context(torch.enable_grad())
+                if not self.is_cast_alike:
+                    device, is_on = self.hidden.device.type, self.cast is not None
+                    stack.enter_context(torch.autocast(device, self.cast, enabled=is_on))
+                self._logits = self._head(self.hidden)
+        return self._logits
 
 
 class Deferred:
-    """Stands for logits that were not computed, and notes what is done to them."""
+    """Stands for logits that were not computed, and notes what is done to them.
 
-    def __init__(
-        self, hidden: Tensor, num_columns: int, lose: Lose, steps: tuple[Step, ...] = ()
-    ) -> None:
-        self.hidden = hidden
+    What it does not note is done to the logits.
+    """
+
+    def __init__(self, source: Source, steps: tuple[Step, ...] = ()) -> None:
+        self.source, self.steps = source, steps
+        self._made: Any = None
+
+    @property
+    def hidden(self) -> Tensor:
         """The input of the head."""
-        self.steps = steps
-        self._num_columns = num_columns
-        self._lose = lose
+        return self.source.hidden
+
+    def made(self) -> Any:
+        """Return what it stands for.
+
+        Raises:
+            TypeError: a `torch.autograd.Function` gets it, whose gradients it would not have.
+        """
+        if not torch.is_grad_enabled() and _is_in_function():
+            raise TypeError(IN_FUNCTION)
+        if self._made is None:
+            logits = self.source.logits()
+            with torch.enable_grad():
+                self._made = self.applied_to(logits)
+        return self._made
+
+    def is_of(self, other: Deferred) -> bool:
+        """Return whether another one stands for what was done to this one later, or for it."""
+        is_same = self.source is other.source
+        return is_same and other.steps[: len(self.steps)] == self.steps
 
     def applied_to(self, logits: Tensor) -> Any:
         """Return what would have been done to these logits."""
@@ -187,7 +244,9 @@ class Deferred:
                 bias = step.bias
             elif not step.is_reshaping:
                 others.append(step)
-        shape = shape_of(Deferred(self.hidden, 0, self._lose, tuple(others)).applied_to)
+        if not others:
+            return Form(PLAIN, bias)
+        shape = shape_of(Deferred(self.source, tuple(others)).applied_to)
         return None if shape is None else Form(shape, bias)
 
     @property
@@ -224,51 +283,103 @@ class Deferred:
 
     def _described(self) -> Any:
         """Return a tensor without data that has the shape and the dtype of the logits."""
-        shape = (*self.hidden.shape[:-1], self._num_columns)
-        dtype = cast_of(self.hidden) or self.hidden.dtype
+        shape = (*self.hidden.shape[:-1], self.source.num_columns)
+        dtype = self.source.cast or self.hidden.dtype
         return self.applied_to(torch.empty(shape, dtype=dtype, device="meta"))
 
-    def _then(self, apply: Callable[[Any], Any], **more: Any) -> Deferred:
-        steps = (*self.steps, Step(apply, **more))
-        return Deferred(self.hidden, self._num_columns, self._lose, steps)
-
-    def __bool__(self) -> bool:
-        raise TypeError(READS_LOGITS)
+    def _then(self, apply: Callable[[Any], Any], **more: Any) -> Any:
+        # Without gradients, it would be another operation.
+        if not torch.is_grad_enabled():
+            return apply(self.made())
+        return Deferred(self.source, (*self.steps, Step(apply, **more)))
 
     def __getattr__(self, name: str) -> Any:
-        # Names of methods that write end with an underscore.
-        if name.endswith("_") or not callable(getattr(Tensor, name, None)):
+        # Names of methods that write end with an underscore, and so do those of protocols.
+        if name.endswith("_") or not hasattr(Tensor, name):
             raise AttributeError(name)
+        if name in OF_GRADIENTS:
+            raise TypeError(READS_LOGITS)
+        if name not in NOTED:
+            return getattr(self.made(), name)
         return lambda *args, **kwargs: self._then(
-            lambda x: getattr(x, name)(*args, **kwargs), is_reshaping=name in RESHAPING
+            lambda x: getattr(x, name)(*_made(args), **_made(kwargs)),
+            is_reshaping=name in RESHAPING,
         )
 
-    def __add__(self, other: Any) -> Deferred:
+    def __add__(self, other: Any) -> Any:
         if not isinstance(other, Tensor) or other.shape[-1:] != (other.numel(),):
-            return self._then(lambda x: operator.add(x, other))
+            return self._then(lambda x: operator.add(x, _made(other)))
         return self._then(lambda x: x + other.to(x.device), bias=other)
 
-    def __mul__(self, other: Any) -> Deferred:
-        return self._then(lambda x: operator.mul(x, other))
+    def __mul__(self, other: Any) -> Any:
+        return self._then(lambda x: operator.mul(x, _made(other)))
 
-    def __rmul__(self, other: Any) -> Deferred:
-        return self._then(lambda x: operator.mul(other, x))
+    def __rmul__(self, other: Any) -> Any:
+        return self._then(lambda x: operator.mul(_made(other), x))
 
-    def __truediv__(self, other: Any) -> Deferred:
-        return self._then(lambda x: operator.truediv(x, other))
+    def __truediv__(self, other: Any) -> Any:
+        return self._then(lambda x: operator.truediv(x, _made(other)))
 
     @classmethod
     def __torch_function__(
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Note a function of torch whose first argument stands for logits, or return a loss."""
-        first, *others = args
-        if not isinstance(first, Deferred) or any(isinstance(one, Deferred) for one in others):
-            return NotImplemented
-        # A swap of the whole process may have replaced it.
-        if TORCHS.cross_entropy in (function, getattr(function, "__wrapped__", None)):
-            return first._lose(first, *others, **(kwargs or {}))
-        return first._then(lambda x: function(x, *others, **(kwargs or {})))
+        """Note a function of torch, return a loss, or run the function on the logits."""
+        kwargs = kwargs or {}
+        first, *others = args or (None,)
+        if isinstance(first, Deferred) and not _deferred_in((others, kwargs)):
+            # A swap of the whole process may have replaced it.
+            if TORCHS.cross_entropy in (function, getattr(function, "__wrapped__", None)):
+                return first.source.lose(first, *others, **kwargs)
+            if function in FUNCTIONS and "out" not in kwargs:
+                is_reshaping = function.__name__ in RESHAPING
+                return first._then(
+                    lambda x: function(x, *others, **kwargs), is_reshaping=is_reshaping
+                )
+        return function(*_made(args), **_made(kwargs))
+
+
+# Operators that are not noted.
+OPERATORS = (
+    *("abs", "bool", "contains", "eq", "float", "floordiv", "ge", "getitem", "gt", "index"),
+    *("int", "invert", "iter", "le", "len", "lt", "matmul", "mod", "ne", "neg", "pow", "radd"),
+    *("rmatmul", "rpow", "rsub", "rtruediv", "sub"),
+)
+
+
+def _run_on_logits(name: str) -> Callable[..., Any]:
+    def run(self: Deferred, *args: Any) -> Any:
+        return getattr(self.made(), name)(*_made(args))
+
+    return run
+
+
+for _name in OPERATORS:
+    setattr(Deferred, f"__{_name}__", _run_on_logits(f"__{_name}__"))
+# Two stand-ins are told apart by identity, as tensors are.
+Deferred.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+
+def _deferred_in(values: Any) -> list[Deferred]:
+    """Return the stand-ins in nested lists, tuples and dictionaries."""
+    return [one for one in tree_leaves(values) if isinstance(one, Deferred)]
+
+
+def _made(values: Any) -> Any:
+    """Return nested values with logits in the place of stand-ins."""
+    if not _deferred_in(values):
+        return values
+    return tree_map_only(Deferred, Deferred.made, values)
+
+
+def _is_in_function() -> bool:
+    """Return whether a `torch.autograd.Function` runs."""
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is APPLY:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class Form(NamedTuple):
@@ -283,10 +394,14 @@ def shape_of(apply: Callable[[Tensor], Any]) -> Shape | None:
     """Return the scale and cap that a function gives to logits; None: it does something else."""
     x = torch.tensor(PROBES)
     try:
-        result = apply(x)
+        with torch.enable_grad():
+            result = apply(x)
     except CANNOT:
         return None
     if not isinstance(result, Tensor) or result.shape != x.shape or result.device != x.device:
+        return None
+    # A number of the kernel's gets no gradient.
+    if result.requires_grad:
         return None
     scale, largest = float(result[0] / x[0]), float(result[-1] / x[-1])
     is_capped = abs(largest) < 0.5 * abs(scale)
@@ -302,20 +417,26 @@ def shape_of(apply: Callable[[Tensor], Any]) -> Shape | None:
 class _Deferring(_Head):
     """A head that returns a stand-in of its logits."""
 
-    def __init__(self, head: Module, lose: Lose) -> None:
+    def __init__(self, head: Module, compute: Compute, lose: Lose) -> None:
         super().__init__(head)
-        self.__dict__["lose"] = lose
+        self.__dict__.update(compute=compute, lose=lose)
 
-    def __call__(self, hidden: Tensor) -> Deferred:
-        """Return the stand-in."""
-        return Deferred(hidden, self.out_features, self.__dict__["lose"])
+    def __call__(self, hidden: Tensor) -> Any:
+        """Return the stand-in; without gradients, the logits."""
+        compute, lose = self.__dict__["compute"], self.__dict__["lose"]
+        if not torch.is_grad_enabled():
+            return compute(hidden)
+        return Deferred(Source(hidden, self.out_features, compute, lose))
+
+
+def _compute_none(hidden: Tensor) -> Tensor:
+    """Raise, because a stand-in of a model has no logits."""
+    raise TypeError(READS_LOGITS)
 
 
 class Use(NamedTuple):
     """How a model uses the logits of its head."""
 
-    is_plain: bool
-    """Whether its loss gets them as they are."""
     has_torchs_loss: bool
 
 
@@ -342,7 +463,7 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
             why = use if isinstance(use, str) else str(known)
             yield Skip(label, KERNEL, type(module).__name__, why)
         else:
-            known_call = _Call(path, labels, module, known, use)
+            known_call = _Call(path, labels, module, known)
             yield _site(label, module, function, known_call, request)
 
 
@@ -419,6 +540,11 @@ def _title(module: Module) -> str:
     return f"{cls.__module__}.{cls.__name__}" if cls.__name__ == Linear.__name__ else cls.__name__
 
 
+def _loss_of_zero() -> Tensor:
+    # With gradients, and written to, as a loss is.
+    return torch.zeros((), requires_grad=True).clone()
+
+
 class _Losses:
     """The losses of a stand-in of a model, in the place of its loss function and of torch's."""
 
@@ -434,12 +560,12 @@ class _Losses:
     def lose(self, logits: Any, labels: Any, vocab_size: Any, **kwargs: Any) -> Tensor:
         """Note the logits of the model's loss function."""
         self.of_function.append(logits)
-        return torch.zeros(())
+        return _loss_of_zero()
 
     def lose_by_torch(self, logits: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Note the logits of torch's loss."""
         self.of_torch.append(logits)
-        return torch.zeros(())
+        return _loss_of_zero()
 
 
 def _use_of_logits(module: Module, path: Path) -> Use | str:
@@ -456,29 +582,19 @@ def _use_of_logits(module: Module, path: Path) -> Use | str:
         return why
     # Ones, because random values would advance the workload's random state.
     hidden, losses = torch.ones(1, 3, 8), _Losses()
-    outputs = _run_apart(module, path, _Watching(on_path[-1]), hidden, losses)
-    is_plain = [type(one) for one in losses.all] == [_Watched]
-    if isinstance(outputs, str) or not is_plain:
-        is_read = isinstance(outputs, str) and READS_LOGITS in outputs
-        losses = _Losses()
-        head = _Deferring(on_path[-1], losses.lose_by_torch)
-        outputs = _run_apart(module, path, head, hidden, losses)
-        if isinstance(outputs, str):
-            return (READS_LOGITS if losses.all else CHANGES_LOGITS) if is_read else outputs
-        if [type(one) for one in losses.all] != [Deferred] or losses.all[0].form() is None:
-            return CHANGES_LOGITS
+    head = _Deferring(on_path[-1], _compute_none, losses.lose_by_torch)
+    outputs = _run_apart(module, path, head, hidden, losses)
+    if isinstance(outputs, str):
+        is_read = READS_LOGITS in outputs or IN_FUNCTION in outputs
+        return (READS_LOGITS if losses.all else CHANGES_LOGITS) if is_read else outputs
+    if [type(one) for one in losses.all] != [Deferred] or losses.all[0].form() is None:
+        return CHANGES_LOGITS
     logits = getattr(outputs, "logits", None)
     if not isinstance(outputs, Mapping):
         returned = outputs if isinstance(outputs, tuple) else (outputs,)
-        logits = next((one for one in returned if isinstance(one, (Deferred, _Watched))), None)
-    return Use(is_plain, bool(losses.of_torch)) if _is_of(logits, losses.all[0]) else CHANGES_LATER
-
-
-def _is_of(logits: Any, lost: Any) -> bool:
-    """Return whether a loss got these logits, or what was done to them later."""
-    if isinstance(logits, Deferred) and isinstance(lost, Deferred):
-        return lost.steps[: len(logits.steps)] == logits.steps
-    return logits is lost
+        logits = next((one for one in returned if isinstance(one, Deferred)), None)
+    is_lost = isinstance(logits, Deferred) and logits.is_of(losses.all[0])
+    return Use(bool(losses.of_torch)) if is_lost else CHANGES_LATER
 
 
 def _torchs_loss() -> frozenset[Setting] | str:
@@ -519,7 +635,7 @@ def _run_apart(module: Module, path: Path, head: Module, hidden: Tensor, losses:
         return str(error)
     clone.__dict__[ATTRIBUTE] = losses.lose
     clone.__dict__["training"] = True
-    with probing(torch.device("cpu")):
+    with probing(torch.device("cpu")), torch.enable_grad():
         try:
             labels = _labels_of(type(module).forward)
             assert labels is not None
@@ -553,32 +669,11 @@ def _stand_in(module: Module, path: Path, head: Module, hidden: Tensor) -> Modul
 
 def _keeps(module: Module, outputs: Any) -> bool:
     """Return whether a model keeps its logits, or returns what it makes of them."""
-    kinds, named = (Deferred, _Watched), outputs if isinstance(outputs, Mapping) else {}
+    named = outputs if isinstance(outputs, Mapping) else {}
+    kept = list(module.__dict__.values())
     returned = [one for name, one in named.items() if name != "logits"]
-    if type(outputs) is tuple and sum(isinstance(one, kinds) for one in outputs) > 1:
-        return True
-    return any(isinstance(one, kinds) for one in (*module.__dict__.values(), *returned))
-
-
-class _Watched(Tensor):
-    """Logits that only a loss may read."""
-
-    @classmethod
-    def __torch_function__(
-        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        """Raise, except where a shape, a dtype or a device is read."""
-        if function not in SHAPES:
-            raise TypeError(READS_LOGITS)
-        return super().__torch_function__(function, types, args, kwargs or {})
-
-
-class _Watching(_Head):
-    """A head whose result only a loss may read."""
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """Return its input."""
-        return hidden.as_subclass(_Watched)
+    is_twice = isinstance(outputs, tuple) and len(_deferred_in(tuple(outputs))) > 1
+    return is_twice or bool(_deferred_in([*kept, *returned]))
 
 
 class _Fused:
@@ -589,33 +684,47 @@ class _Fused:
     ) -> None:
         self._model, self._head, self._known = model, head, known
         self._dispatcher, self._state = dispatcher, state
-        self._logits: Tensor | None = None
-        self._passed: Any = None
-        self._has_loss = False
+        self._lost: list[Deferred] = []
+        self._has_logits = False
+
+    def compute(self, hidden: Tensor) -> Any:
+        """Return the logits, by the head."""
+        self._has_logits = True
+        return self._head(hidden)
 
     def __call__(self, logits: Any, labels: Any, vocab_size: Any, *others: Any, **opt: Any) -> Any:
-        """Return the model's own loss of these hidden states, or of what stands for logits."""
-        self._has_loss, self._passed = True, logits
+        """Return the model's own loss of logits, or of what stands for them."""
+        loss, why = None, ""
+        if isinstance(logits, Deferred):
+            loss, why = self._lose(logits, labels, vocab_size, others, opt)
+        if loss is not None:
+            return loss
+        if why:
+            self._dispatcher.leave_out(why)
+        # By keyword, as models call it.
+        named = {"logits": _made(logits), "labels": labels, "vocab_size": vocab_size}
+        if others:
+            return self._model.loss_function(*named.values(), *others, **opt)
+        return self._model.loss_function(**named, **opt)
+
+    def _lose(
+        self, logits: Deferred, labels: Any, vocab_size: Any, others: Any, opt: Any
+    ) -> tuple[Tensor | None, str]:
+        """Return the loss by a kernel; None: the original does, and why, if not noted yet."""
+        self._lost.append(logits)
         hidden, form, why = self._rows_of(logits)
         why = why or (OTHER_SIZE if vocab_size != self._head.weight.shape[0] else "")
         why = why or ("it is called with more arguments by position" if others else "")
         known = self._known
         why = why or ("" if known is None else known.why_not(hidden, labels, vocab_size, opt))
         if why or known is None:
-            self._dispatcher.leave_out(why or CHANGES_LOGITS)
-        else:
-            loss = self._computed(*known.arguments_of(hidden, labels, opt), form=form)
-            if loss is not None:
-                return divided(loss, opt.get("num_items_in_batch"))
-        # By keyword, as models call it.
-        named = {"logits": self._made(logits), "labels": labels, "vocab_size": vocab_size}
-        if others:
-            return self._model.loss_function(*named.values(), *others, **opt)
-        return self._model.loss_function(**named, **opt)
+            return None, why or CHANGES_LOGITS
+        loss = self._computed(*known.arguments_of(hidden, labels, opt), form=form)
+        return loss if loss is None else divided(loss, opt.get("num_items_in_batch")), ""
 
     def lose_by_torch(self, logits: Deferred, *args: Any, **kwargs: Any) -> Any:
         """Return torch's loss of what stands for logits."""
-        self._has_loss = True
+        self._lost.append(logits)
         hidden, form, why = self._rows_of(logits)
         asked = loss_arguments(hidden, *args, **kwargs)
         if not isinstance(asked, tuple) or not _are_rows(hidden, asked[1]):
@@ -626,38 +735,36 @@ class _Fused:
             loss = self._computed(hidden, *asked[1:], form=form)
             if loss is not None:
                 return loss if cast_of(hidden) else loss.to(logits.dtype)
-        return functional.cross_entropy(self._made(logits), *args, **kwargs)
+        return functional.cross_entropy(logits.made(), *args, **kwargs)
 
     def completed(self, outputs: Any) -> Any:
         """Return a model's outputs without stand-ins of logits: with logits if it has no loss."""
+        if self._has_logits and not self._lost:
+            self._dispatcher.leave_out(READS_LOGITS)
         if not isinstance(outputs, (tuple, Mapping)):
             return self._logits_for(outputs)
         if isinstance(outputs, tuple):
-            placed = tuple(self._logits_for(one) for one in outputs)
-            # Hugging Face leaves out of a tuple what there is not.
-            is_short = hasattr(type(self._model), PROPERTY)
-            return tuple(one for one in placed if one is not None) if is_short else placed
+            placed = [self._logits_for(one) for one in outputs]
+            # A named tuple takes its fields one by one.
+            return type(outputs)(*placed) if hasattr(outputs, "_fields") else tuple(placed)
         named = {name: self._logits_for(one) for name, one in outputs.items()}
         return type(outputs)(**{name: one for name, one in named.items() if one is not None})
 
     def _logits_for(self, one: Any) -> Any:
-        if not isinstance(one, Deferred) and (self._passed is None or one is not self._passed):
-            return one
-        is_wanted = self._logits is not None or not self._has_loss
-        return self._made(one) if is_wanted else None
+        if not isinstance(one, Deferred):
+            return _made(one)
+        is_lost = any(one.is_of(lost) for lost in self._lost)
+        return None if is_lost and not one.source.is_made else one.made()
 
-    def _made(self, stand_in: Any) -> Any:
-        """Return logits in the place of a stand-in, or of the hidden states."""
-        is_noted = isinstance(stand_in, Deferred)
-        if self._logits is None:
-            self._logits = self._head(stand_in.hidden if is_noted else stand_in)
-        return stand_in.applied_to(self._logits) if is_noted else self._logits
-
-    def _rows_of(self, logits: Any) -> tuple[Any, Form, str]:
+    def _rows_of(self, logits: Deferred) -> tuple[Any, Form, str]:
         """Return the input of the head for these logits, what is done to them, and why not."""
-        if not isinstance(logits, Deferred):
-            return logits, Form(), ""
         hidden, form, shape = logits.hidden, logits.form(), logits.shape
+        if logits.source.is_made:
+            return hidden, Form(), READS_LOGITS
+        if not logits.source.is_cast_alike:
+            return hidden, Form(), OTHER_AUTOCAST
+        if not torch.is_grad_enabled():
+            return hidden, Form(), NO_GRADIENTS
         if form is None or shape[-1] != self._head.weight.shape[0]:
             return hidden, Form(), CHANGES_LOGITS
         bias = form.bias
@@ -769,12 +876,11 @@ class _Call:
         labels: Labels,
         model: Module,
         known: Known | frozenset[Setting],
-        use: Use,
     ) -> None:
         self.labels = labels
         self.loss = known if isinstance(known, Known) else None
         self.settings = known.settings if isinstance(known, Known) else known
-        self._path, self._use, self._state = path, use, _State()
+        self._path, self._state = path, _State()
         self._own = model.__dict__.get(ATTRIBUTE)
         self._is_changed = None if self.loss is None else changes_of(self.loss.reads)
 
@@ -797,9 +903,7 @@ class _Call:
         """Return a proxy of a model with a stand-in of its head, for one call."""
         on_path = [model, *_modules_on(model, self._path)]
         fused = _Fused(model, on_path[-1], self.loss, dispatcher, self._state)
-        below: Module = _Deferring(on_path[-1], fused.lose_by_torch)
-        if self._use.is_plain:
-            below = _Passing(on_path[-1])
+        below: Module = _Deferring(on_path[-1], fused.compute, fused.lose_by_torch)
         calls = []
         for name, module in reversed(list(zip(self._path, on_path, strict=False))):
             others = {ATTRIBUTE: fused} if module is model else {}
