@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 from torch.nn import Module
 
 from kprof.kernels.swap.patches import MARK, Path, content_of, paths_in
@@ -202,6 +203,8 @@ def reads_of_function(function: object, *, may_compare: bool = False) -> Reads |
 
 def why_effects(module: Module) -> str | None:
     """Return which side effect a run of a module's forward may have; None: none.
+
+    Gradients that code decides on itself, by a `torch.autograd.Function`, are one.
 
     Its children and its own attributes do not count: a stand-in has others.
     """
@@ -404,6 +407,8 @@ class _Scan:
         return names, len(path) - 1, value
 
     def _follow_value(self, value: object, title: str) -> None:
+        if self._is_for_effects and isinstance(value, type) and issubclass(value, Function):
+            raise UnclearError(f"its code names {value.__name__}, a torch.autograd.Function")
         if is_plain(value) or (self._is_for_effects and isinstance(value, (Tensor, type))):
             return
         if isinstance(value, Tensor):

@@ -646,6 +646,35 @@ def test_logits_that_are_there_are_computed_once(code):
     assert (only_site(swap).num_fallen_back, logits.num_products) == (1, 1)
 
 
+class Tempered(torch.autograd.Function):
+    """Its forward touches nothing."""
+
+    @staticmethod
+    def forward(ctx, loss, x):
+        return loss.clone(), x
+
+    @staticmethod
+    def backward(ctx, of_loss, gradient):
+        return of_loss, 0.1 * gradient
+
+
+def tempered(loss, logits):
+    return Tempered.apply(loss, logits)
+
+
+class OwnGradients(CausalLM):
+    def forward(self, input_ids, labels=None):
+        logits = self.lm_head(self.model(input_ids).last_hidden_state)
+        loss = lost(logits, labels)
+        return Output(loss=tempered(loss, logits)[0], logits=logits)
+
+
+def test_a_model_with_gradients_of_its_own_keeps_its_head():
+    with swapped(OwnGradients(), KERNEL) as swap:
+        pass
+    assert Tempered.__name__ in only_site(swap).skipped
+
+
 class Pair(NamedTuple):
     logits: torch.Tensor | None
     loss: torch.Tensor
